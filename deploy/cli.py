@@ -1,0 +1,74 @@
+"""The `rollout-farm` command: puts the command groups together and turns an error into one red line and an exit code.
+
+Each group is a module of deploy/commands with a `register(app)`; what is heavy is imported inside the commands, so that
+`--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from deploy.commands import doctor, sandboxes, tasks, terminus
+from deploy.exit_codes import ExitCode, exit_code
+from deploy.terminal import print_error
+from orchestrator.errors import FarmError
+
+GROUPS = (doctor, tasks, sandboxes, terminus)
+
+
+def build() -> typer.Typer:
+    """The whole command."""
+    app = typer.Typer(
+        name="rollout-farm",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,  # its tracebacks show local variables, keys among them
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for group in GROUPS:
+        group.register(app)
+    return app
+
+
+def main() -> None:
+    """Entry point of the distribution."""
+    try:
+        build()()
+    except FarmError as error:
+        print_error(str(error))
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer's calling convention
+    if wanted:
+        try:
+            typer.echo(f"rollout-farm {metadata.version('rollout-farm')}")
+        except metadata.PackageNotFoundError:
+            typer.echo("rollout-farm (not installed)")
+        raise typer.Exit
+
+
+def _root(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Runs reinforcement-learning episodes in sandboxes, on any number of workers, one receipt each.
+
+    Settings come from the environment and .env; .env.example lists them.
+
+    Exit codes: 0 ok, 1 failed, 2 usage, 3 settings, 4 Redis, 5 sandbox provider, 6 capacity, 7 task, 8 episode
+    aborted, 130 interrupted.
+    """
+
+
+if __name__ == "__main__":
+    main()

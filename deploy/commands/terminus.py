@@ -1,0 +1,62 @@
+"""`rollout-farm terminus`: a Terminus server alone, for a plain OpenEnv client without the queue."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deploy.commands.examples import examples
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=examples(
+            "rollout-farm terminus --port 8010",
+            "E2B_API_KEY=... rollout-farm terminus --port 8010",
+            "FARM_TERMINUS_TOKEN=... rollout-farm terminus --host 0.0.0.0 --port 8010",
+        )
+    )(terminus)
+
+
+def terminus(
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8010,
+    host: Annotated[str, typer.Option(help="Address; anything but loopback needs FARM_TERMINUS_TOKEN.")] = "127.0.0.1",
+) -> None:
+    """Serve a two-session Terminus environment over OpenEnv's protocol until Ctrl-C.
+
+    Sandboxes come from the E2B cloud when E2B_API_KEY is set, else from a local service started for it. This server is
+    outside the farm: no queue, no receipts, no farm-wide limits.
+    """
+    import contextlib
+    import os
+    import secrets
+
+    from pydantic import SecretStr
+
+    from deploy.embedded import LocalSandboxes
+    from deploy.terminal import output
+    from orchestrator.errors import SettingsError
+    from orchestrator.settings import load_settings
+
+    token = os.environ.get("FARM_TERMINUS_TOKEN") or None
+    if host not in ("127.0.0.1", "::1", "localhost") and token is None:
+        raise SettingsError(f"--host {host} is reachable from outside; set FARM_TERMINUS_TOKEN to a secret of your own")
+    settings = load_settings()
+
+    from workers.terminus.server import serve
+
+    from workers.sandboxes.provider import E2BProvider
+
+    with contextlib.ExitStack() as stack:
+        key, url = settings.e2b_api_key, settings.e2b_api_url
+        if key is None:
+            key = SecretStr(f"local-{secrets.token_hex(16)}")
+            url = stack.enter_context(LocalSandboxes(settings.state_dir, api_key=key.get_secret_value())).url
+        provider = E2BProvider(api_key=key.get_secret_value(), api_url=url)
+
+        def ready(where: str) -> None:
+            output().print(f"Terminus at {where}, two sessions, until Ctrl-C.", markup=False)
+
+        serve(provider, settings.budgets, host, port, ready=ready, token=token)

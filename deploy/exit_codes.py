@@ -1,0 +1,38 @@
+"""What a `rollout-farm` command's exit code means; scripts may rely on it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from orchestrator.errors import CapacityError, EpisodeAborted, ProviderError, RedisUnavailable, SettingsError
+from orchestrator.tasks import TaskError
+
+
+class ExitCode(IntEnum):
+    """Named exit codes."""
+
+    OK = 0
+    FAILED = 1  # it ran, and its result is not what it should be
+    USAGE = 2  # unknown option or argument
+    SETTINGS = 3  # a setting is wrong
+    REDIS = 4  # Redis cannot be reached
+    PROVIDER = 5  # the sandbox provider refused or failed
+    CAPACITY = 6  # the batch can never be live at once
+    TASK = 7  # a task file is wrong
+    ABORTED = 8  # an episode ended without a score
+    INTERRUPTED = 130  # Ctrl-C
+
+
+_BY_ERROR: tuple[tuple[type[Exception], ExitCode], ...] = (
+    (SettingsError, ExitCode.SETTINGS),
+    (RedisUnavailable, ExitCode.REDIS),
+    (ProviderError, ExitCode.PROVIDER),
+    (CapacityError, ExitCode.CAPACITY),
+    (TaskError, ExitCode.TASK),
+    (EpisodeAborted, ExitCode.ABORTED),
+)
+
+
+def exit_code(error: Exception) -> ExitCode:
+    """The code of an error that ended a command."""
+    return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), ExitCode.FAILED)

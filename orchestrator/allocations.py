@@ -1,0 +1,165 @@
+"""Sandboxes as the ledger sees them: intent before anything is sent, settled only by what the provider confirmed.
+
+What always holds: a state changes only along `vocabulary.TRANSITIONS`, only under the owner's token; cost and clean-up
+counters move in the same script as the settlement.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import cast
+
+from redis import Redis
+
+from orchestrator.cost import Rates, cost_picousd
+from orchestrator.errors import FarmError, LeaseLost
+from orchestrator.keys import Keys
+from orchestrator.provider import CreateRequest
+from orchestrator.records import Allocation
+from orchestrator.scripts import Scripts
+from orchestrator.vocabulary import TRANSITIONS, AllocationState, Role
+
+RECONCILER_TOKEN = "*"
+"""Moves an unsettled allocation whose episode has its receipt already; no slot can own that any more."""
+
+Fields = dict[str, str | int]
+
+
+class Allocations:
+    """Reads and writes allocation rows."""
+
+    def __init__(self, redis: Redis, *, rates: Rates, retention_seconds: int) -> None:
+        self._redis = redis
+        self._scripts = Scripts(redis)
+        self._rates = rates
+        self._retention = retention_seconds
+
+    def intend(self, episode_id: str, role: Role, request: CreateRequest, token: str) -> None:
+        """Write the intent, with the exact create request, before anything is sent."""
+        keys = [Keys.episode(episode_id), Keys.allocation(request.allocation_id), Keys.ALLOCATIONS]
+        args: list[str | int | float] = [token, request.allocation_id, episode_id, role, _dump(request)]
+        if not self._scripts.run("write_intent", keys, args):
+            raise LeaseLost(f"{episode_id}: token {token} may no longer allocate")
+
+    def created(self, row: Allocation, sandbox_id: str, token: str, *, creating_ms: int) -> None:
+        """The provider named an id, `creating_ms` after the request was sent."""
+        self._move(row, AllocationState.CREATED, token, {"sandbox": sandbox_id, "creating_ms": creating_ms})
+
+    def sized(self, allocation_id: str, *, vcpus: int, memory_mb: int) -> None:
+        """Note the sandbox's real size, which is what it costs."""
+        self._redis.hset(Keys.allocation(allocation_id), mapping={"vcpus": vcpus, "memory_mb": memory_mb})
+
+    def unknown(self, row: Allocation, token: str, detail: str) -> None:
+        """The answer was lost: it may exist."""
+        self._move(row, AllocationState.UNKNOWN, token, {"detail": detail})
+
+    def refused(self, row: Allocation, token: str, detail: str) -> None:
+        """The provider allocated nothing and will not any more."""
+        self._move(row, AllocationState.REFUSED, token, {"detail": detail})
+
+    def unresolved(self, row: Allocation, token: str, detail: str) -> None:
+        """Deletion could not be confirmed; the reconciler keeps at it and the permit stays held."""
+        self._move(row, AllocationState.UNRESOLVED, token, {"detail": detail})
+
+    def expired(self, row: Allocation, token: str, detail: str) -> None:
+        """The longest possible life of what may have been created is over."""
+        self._move(row, AllocationState.EXPIRED, token, {"detail": detail})
+
+    def absent(self, row: Allocation, token: str, *, running_ms: int) -> None:
+        """Confirmed absent after running for `running_ms`; priced at its real size."""
+        current = self.get(row.allocation_id) or row
+        cost = 0
+        if current.vcpus is not None and current.memory_mb is not None:
+            cost = cost_picousd(running_ms, vcpus=current.vcpus, memory_mb=current.memory_mb, rates=self._rates)
+        fields: Fields = {"running_ms": running_ms, "cost_picousd": cost}
+        counters = {f"sandbox_ms:{row.role}": running_ms, f"cost_picousd:{row.role}": cost}
+        self._move(row, AllocationState.ABSENT, token, fields, counters)
+
+    def get(self, allocation_id: str) -> Allocation | None:
+        """One allocation as it stands."""
+        raw = cast("dict[str, str]", self._redis.hgetall(Keys.allocation(allocation_id)))
+        return _allocation(raw) if raw else None
+
+    def request(self, allocation_id: str) -> CreateRequest | None:
+        """The exact create request that was stored with the intent."""
+        text = self._redis.hget(Keys.allocation(allocation_id), "request")
+        return CreateRequest(**json.loads(cast(str, text))) if text else None
+
+    def unsettled(self) -> list[Allocation]:
+        """Every allocation that may still run, oldest first."""
+        ids = cast("list[str]", self._redis.zrange(Keys.ALLOCATIONS, 0, -1))
+        rows = (self.get(allocation_id) for allocation_id in ids)
+        return [row for row in rows if row is not None]
+
+    def _move(
+        self,
+        row: Allocation,
+        state: AllocationState,
+        token: str,
+        fields: Fields,
+        counters: dict[str, int] | None = None,
+    ) -> None:
+        allowed = [origin for origin, following in TRANSITIONS.items() if state in following]
+        counted = dict(counters or {})
+        if state is AllocationState.CREATED:
+            counted[f"created:{row.role}"] = 1
+        if state.settled or state is AllocationState.UNRESOLVED:
+            counted[f"cleanups:{state}"] = 1
+        keys = [
+            Keys.episode(row.episode_id),
+            Keys.allocation(row.allocation_id),
+            Keys.ALLOCATIONS,
+            Keys.COUNTERS,
+            Keys.PERMITS,
+            Keys.WAITERS,
+        ]
+        answer = self._scripts.run(
+            "move_allocation",
+            keys,
+            [
+                token,
+                row.allocation_id,
+                row.episode_id,
+                state,
+                ",".join(allowed),
+                int(state.settled),
+                self._retention,
+                Keys.WAKE_PREFIX,
+                json.dumps(fields),
+                json.dumps(counted),
+            ],
+        )
+        if answer == 0:
+            raise LeaseLost(f"{row.allocation_id}: token {token} may no longer write")
+        if answer == -1:
+            raise FarmError(f"{row.allocation_id}: {row.state} cannot become {state}")
+
+
+def _dump(request: CreateRequest) -> str:
+    body = {name: getattr(request, name) for name in request.__dataclass_fields__}
+    return json.dumps({name: dict(value) if name in ("metadata", "envs") else value for name, value in body.items()})
+
+
+def _allocation(raw: dict[str, str]) -> Allocation:
+    def at(name: str) -> float | None:
+        return int(raw[name]) / 1000 if name in raw else None
+
+    def number(name: str) -> int | None:
+        return int(raw[name]) if name in raw else None
+
+    created = at("created_at")
+    return Allocation(
+        allocation_id=raw["allocation"],
+        episode_id=raw["episode"],
+        role=Role(raw["role"]),
+        state=AllocationState(raw["state"]),
+        sandbox_id=raw.get("sandbox"),
+        vcpus=number("vcpus"),
+        memory_mb=number("memory_mb"),
+        intended_at=int(raw["intended_at"]) / 1000,
+        created_at=created - int(raw.get("creating_ms", 0)) / 1000 if created is not None else None,
+        absent_at=at("absent_at"),
+        running_seconds=int(raw["running_ms"]) / 1000 if "running_ms" in raw else None,
+        cost_picousd=number("cost_picousd"),
+        detail=raw.get("detail"),
+    )

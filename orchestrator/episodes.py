@@ -1,0 +1,169 @@
+"""One episode as its trainer sees it: tool calls out, observations back, a reward at the end.
+
+What always holds: every action has its own number and is executed at most once; a call that gave up waiting can be
+asked again; an infrastructure failure is remembered and raised again when the reward is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import NoReturn
+
+from orchestrator.errors import ActionPending, EpisodeAborted, EpisodeClosed, FarmError, InfrastructureLost
+from orchestrator.ledger import Ledger
+from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
+from orchestrator.records import EpisodeSpec, Receipt
+from orchestrator.vocabulary import Drive
+
+_LOOK_SECONDS = 1.0
+"""How often a waiting call looks for the receipt of an episode that ended without answering it."""
+
+
+class Observation(str):
+    """What a command printed, with how it ended."""
+
+    exit_code: int | None
+    timed_out: bool
+    truncated: bool
+    binary: bool
+
+    @classmethod
+    def of(cls, result: Result) -> Observation:
+        """From a mailbox result."""
+        text = cls(result.text)
+        text.exit_code, text.timed_out = result.exit_code, result.timed_out
+        text.truncated, text.binary = result.truncated, result.binary
+        return text
+
+
+class Episode:
+    """A handle on one submitted episode. As a context manager it closes what it leaves unfinished."""
+
+    def __init__(self, spec: EpisodeSpec, mailbox: Mailbox, ledger: Ledger) -> None:
+        self.spec = spec
+        self.episode_id = spec.episode_id
+        self.remote = spec.drive is Drive.REMOTE
+        self._mailbox = mailbox
+        self._ledger = ledger
+        self._number = RESET_NUMBER
+        self._ready: Observation | None = None
+
+    def __enter__(self) -> Episode:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reset(self) -> Observation:
+        """Wait until the sandbox is ready; raises EpisodeAborted when it never will be."""
+        self._require_remote()
+        if self._ready is None:
+            budgets = self.spec.budgets
+            result = self._await(RESET_NUMBER, None)
+            if result.outcome is not None:
+                self._raise_ended(self._wait_receipt(budgets.cleanup_seconds))
+            self._ready = Observation.of(result)
+        return self._ready
+
+    def terminal(self, command: str) -> Observation:
+        """Run one shell command in the policy sandbox; the sandbox is waited for first.
+
+        Raises InfrastructureLost when the episode was aborted, EpisodeClosed when it has ended otherwise.
+        """
+        size = len(command.encode())
+        if size > self.spec.budgets.command_bytes:
+            raise FarmError(f"a command is at most {self.spec.budgets.command_bytes} bytes, got {size}: write a file")
+        self.reset()
+        result = self._act(Action(name="terminal", command=command))
+        if result.outcome is not None:
+            self._raise_ended(self._wait_receipt(self.spec.budgets.cleanup_seconds))
+        return Observation.of(result)
+
+    def submit(self) -> str:
+        """Have the artifact verified in a fresh sandbox; both sandboxes are gone when this returns."""
+        self.reset()
+        self._act(Action(name="submit"))
+        receipt = self._wait_receipt(self.spec.budgets.cleanup_seconds)
+        if not receipt.outcome.scored:
+            self._raise_ended(receipt)
+        return "Submitted. The episode is closed."
+
+    def reward(self) -> float:
+        """The committed reward in [0, 1]; without a submission this ends the episode at 0.0.
+
+        Raises EpisodeAborted when the episode ended without a score.
+        """
+        if self.remote and self.receipt() is None:
+            try:
+                self.reset()
+                self._act(Action(name="reward"))
+            except EpisodeClosed:
+                pass  # it ended meanwhile: the receipt says how
+        receipt = self.wait()
+        if receipt.reward is None:
+            raise EpisodeAborted(receipt.outcome, receipt.detail or "")
+        return receipt.reward
+
+    def close(self) -> None:
+        """End the episode if it has not ended (`cancelled`), and wait until its sandboxes are settled."""
+        if self.receipt() is None:
+            self.cancel()
+            self.wait()
+
+    def cancel(self) -> None:
+        """Ask for the end without waiting for it."""
+        if self.receipt() is None:
+            self._ledger.cancel(self.episode_id)
+
+    def receipt(self) -> Receipt | None:
+        """The receipt, or None while the episode is open."""
+        settled = self._ledger.receipt(self.episode_id)
+        return settled.receipt if settled else None
+
+    def wait(self, timeout_seconds: float | None = None) -> Receipt:
+        """Block until the receipt is there; raises TimeoutError."""
+        ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        pause = 0.005
+        while (receipt := self.receipt()) is None:
+            if ends is not None and time.monotonic() > ends:
+                raise TimeoutError(f"{self.episode_id} has no receipt after {timeout_seconds:g} s")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.25)
+        return receipt
+
+    def _act(self, action: Action) -> Result:
+        self._require_remote()
+        number = self._number + 1
+        try:
+            done = self._mailbox.post(number, action)
+        except EpisodeClosed:
+            self._raise_ended(self._wait_receipt(self.spec.budgets.cleanup_seconds))
+        self._number = number
+        return done if done is not None else self._await(number, action)
+
+    def _await(self, number: int, action: Action | None) -> Result:
+        """The result of an action, however long its own budgets let it take, or how the episode ended instead."""
+        while True:
+            try:
+                return self._mailbox.wait(number, _LOOK_SECONDS)
+            except ActionPending:
+                receipt = self.receipt()
+                if receipt is None:
+                    continue
+                late = self._mailbox.result(number)  # it may have been stored between the two looks
+                return late or Result(outcome=receipt.outcome, reward=receipt.reward, detail=receipt.detail)
+
+    def _wait_receipt(self, seconds: float) -> Receipt:
+        return self.wait(timeout_seconds=seconds + 10)
+
+    def _raise_ended(self, receipt: Receipt) -> NoReturn:
+        if receipt.outcome.scored:
+            raise EpisodeClosed(f"the episode has ended: {receipt.outcome}; ask for its reward()")
+        raise InfrastructureLost(receipt.outcome, receipt.detail or "")
+
+    def _require_remote(self) -> None:
+        if not self.remote:
+            raise FarmError(f"{self.episode_id} is driven by its own policy; only wait(), reward() and close() apply")

@@ -1,0 +1,127 @@
+"""The data dictionary: every Redis key of the farm, spelled here and nowhere else.
+
+One database per farm, single node (scripts build wake keys from a prefix). Times are Redis's, in milliseconds.
+
+| key                       | type   | holds                                            | written by        | life |
+|---------------------------|--------|--------------------------------------------------|-------------------|------|
+| farm:tag                  | string | the farm's random tag, metadata of its sandboxes | first user        | for ever: identity |
+| farm:token                | string | counter of fencing tokens                        | take/seize lease  | for ever: must not repeat |
+| farm:episode:<e>          | hash   | row: state, spec, job, attempt, token, lease     | ledger            | open: none (must not be lost); final: retention |
+| farm:open                 | zset   | open episode -> queued at                        | ledger            | empties itself |
+| farm:leases               | zset   | leased episode -> lease ends at                  | ledger            | empties itself |
+| farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention |
+| farm:allocations          | zset   | unsettled allocation -> intended at              | ledger            | empties itself |
+| farm:receipt:<e>          | string | the episode's one receipt, JSON                  | commit_receipt    | retention |
+| farm:receipts             | zset   | episode -> receipt written at                    | commit_receipt    | members trimmed at retention |
+| farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | retention |
+| farm:counters             | hash   | totals that metrics read                         | commit, settle    | for ever: totals |
+| farm:limits               | hash   | configured limits, cooldown, creation bucket     | limiter           | for ever: configuration |
+| farm:permits              | zset   | episode holding a permit -> granted at           | limiter, ledger   | empties itself; freed by confirmed absence |
+| farm:waiters              | zset   | episode waiting for a permit -> place in line    | limiter           | empties itself, stale ones pruned |
+| farm:waiters:seen         | zset   | the same -> last asked at                        | limiter           | with farm:waiters |
+| farm:wake:<e>             | list   | wakes one waiter                                 | release of permit | 60 s |
+| farm:reservations         | hash   | reservation -> "remaining:expires at"            | limiter           | fields pruned when expired |
+| farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
+| farm:worker:<w>           | hash   | a worker's host, pid, slots, state               | supervisor        | 3 lease times |
+| farm:trainer:<t>          | string | a trainer's heartbeat                            | pool              | trainer_lost_seconds |
+| farm:mailbox:<e>:actions  | hash   | number -> action                                 | pool              | an hour past the last write |
+| farm:mailbox:<e>:taken    | hash   | number -> taken at                               | slot              | same |
+| farm:mailbox:<e>:results  | hash   | number -> result                                 | slot              | same |
+| farm:mailbox:<e>:inbox    | list   | numbers to take: wakes the slot                  | pool              | same |
+| farm:mailbox:<e>:outbox   | list   | numbers that have results: wakes the pool        | slot              | same |
+| farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention |
+| farm:reconciler           | string | the leader's name                                | reconciler        | 10 s, renewed |
+
+RQ's own keys start with `rq:`.
+"""
+
+from __future__ import annotations
+
+PERSISTENT = frozenset(
+    {
+        "farm:tag",
+        "farm:token",
+        "farm:episode:*",
+        "farm:open",
+        "farm:leases",
+        "farm:allocation:*",
+        "farm:allocations",
+        "farm:receipts",
+        "farm:counters",
+        "farm:limits",
+        "farm:permits",
+        "farm:waiters",
+        "farm:waiters:seen",
+        "farm:reservations",
+        "farm:slots",
+    }
+)
+"""Patterns of keys that may live without TTL; the reasons stand in the table above. Open rows are checked apart."""
+
+FARM = "farm:"
+
+
+class Keys:
+    """Builders and names of keys."""
+
+    TAG = FARM + "tag"
+    TOKEN = FARM + "token"
+    OPEN = FARM + "open"
+    LEASES = FARM + "leases"
+    ALLOCATIONS = FARM + "allocations"
+    RECEIPTS = FARM + "receipts"
+    COUNTERS = FARM + "counters"
+    LIMITS = FARM + "limits"
+    PERMITS = FARM + "permits"
+    WAITERS = FARM + "waiters"
+    WAITERS_SEEN = FARM + "waiters:seen"
+    WAKE_PREFIX = FARM + "wake:"
+    RESERVATIONS = FARM + "reservations"
+    SLOTS = FARM + "slots"
+    WORKER_PREFIX = FARM + "worker:"
+    RECONCILER = FARM + "reconciler"
+
+    @staticmethod
+    def episode(episode_id: str) -> str:
+        """The row of one episode."""
+        return f"{FARM}episode:{episode_id}"
+
+    @staticmethod
+    def allocation(allocation_id: str) -> str:
+        """The row of one allocation."""
+        return f"{FARM}allocation:{allocation_id}"
+
+    @staticmethod
+    def receipt(episode_id: str) -> str:
+        """The receipt of one episode."""
+        return f"{FARM}receipt:{episode_id}"
+
+    @staticmethod
+    def finished(run_id: str) -> str:
+        """The stream of a run's finished episodes."""
+        return f"{FARM}finished:{run_id}"
+
+    @staticmethod
+    def wake(episode_id: str) -> str:
+        """The list one permit waiter blocks on."""
+        return Keys.WAKE_PREFIX + episode_id
+
+    @staticmethod
+    def worker(worker_id: str) -> str:
+        """The row of one worker."""
+        return Keys.WORKER_PREFIX + worker_id
+
+    @staticmethod
+    def trainer(trainer_id: str) -> str:
+        """The heartbeat of one trainer process."""
+        return f"{FARM}trainer:{trainer_id}"
+
+    @staticmethod
+    def mailbox(episode_id: str, part: str) -> str:
+        """One part of an episode's mailbox: actions, taken, results, inbox or outbox."""
+        return f"{FARM}mailbox:{episode_id}:{part}"
+
+    @staticmethod
+    def transcript(episode_id: str) -> str:
+        """The transcript of one episode."""
+        return f"{FARM}transcript:{episode_id}"

@@ -1,0 +1,197 @@
+"""Episode rows, their leases and their receipts.
+
+What always holds: a row is open before its job exists; only the holder of a row's newest token writes; a receipt is
+written once, and one with a score only when no allocation of its episode is unsettled.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from typing import cast
+
+from redis import Redis
+
+from orchestrator.allocations import Allocations
+from orchestrator.errors import FarmError, LeaseLost
+from orchestrator.keys import Keys
+from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
+from orchestrator.scripts import Scripts
+from orchestrator.vocabulary import EpisodeState, Outcome, job_id
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A slot's ownership of one attempt of an episode; times are unix seconds of Redis."""
+
+    episode_id: str
+    attempt: int
+    token: str
+    queued_at: float
+    taken_at: float
+
+
+@dataclass(frozen=True)
+class EpisodeRow:
+    """An episode's row as it stands."""
+
+    episode_id: str
+    state: EpisodeState
+    attempt: int
+    job_id: str
+    spec: EpisodeSpec
+    queued_at: float
+    started_at: float | None
+    unsettled: int
+    outcome: Outcome | None
+
+
+class Ledger:
+    """Reads and writes rows, leases and receipts; `allocations` is its part about sandboxes."""
+
+    def __init__(self, redis: Redis, allocations: Allocations, *, retention_seconds: int) -> None:
+        self.allocations = allocations
+        self._redis = redis
+        self._scripts = Scripts(redis)
+        self._retention = retention_seconds
+
+    def farm_tag(self) -> str:
+        """The farm's random tag: made by whoever asks first, then the same for ever."""
+        self._redis.set(Keys.TAG, secrets.token_hex(8), nx=True)
+        return cast(str, self._redis.get(Keys.TAG))
+
+    def open(self, spec: EpisodeSpec) -> bool:
+        """Open the episode's row; False when it was open (or finished) already."""
+        keys = [Keys.episode(spec.episode_id), Keys.OPEN]
+        args: list[str | int | float] = [
+            spec.episode_id,
+            job_id(spec.episode_id, 1),
+            spec.model_dump_json(),
+            spec.run_id,
+        ]
+        return bool(self._scripts.run("enqueue_episode", keys, args))
+
+    def take(self, episode_id: str, attempt: int, owner: str, *, lease_seconds: float) -> Lease | None:
+        """Take a queued episode for this attempt; None when the row says that it is not ours to take."""
+        keys = [Keys.episode(episode_id), Keys.LEASES, Keys.TOKEN]
+        args: list[str | int | float] = [episode_id, job_id(episode_id, attempt), owner, _ms(lease_seconds)]
+        answer = self._scripts.run("take_lease", keys, args)
+        if not answer[0]:
+            return None
+        token, queued, taken = answer
+        return Lease(episode_id, attempt, str(token), int(queued) / 1000, int(taken) / 1000)
+
+    def renew(self, lease: Lease, *, lease_seconds: float) -> bool:
+        """Prolong the lease; False when it is no longer ours."""
+        keys = [Keys.episode(lease.episode_id), Keys.LEASES]
+        return bool(self._scripts.run("renew_lease", keys, [lease.episode_id, lease.token, _ms(lease_seconds)]))
+
+    def seize(self, episode_id: str, owner: str, *, lease_seconds: float) -> str | None:
+        """Take over a running episode whose lease has run out; the new token, or None when it still holds."""
+        keys = [Keys.episode(episode_id), Keys.LEASES, Keys.TOKEN]
+        token = self._scripts.run("seize_lease", keys, [episode_id, owner, _ms(lease_seconds)])
+        return str(token) if token else None
+
+    def defer(self, lease: Lease) -> bool:
+        """Give an episode back to the queue under its next attempt; False when it is not ours to give."""
+        keys = [Keys.episode(lease.episode_id), Keys.LEASES, Keys.WAITERS, Keys.WAITERS_SEEN]
+        args: list[str | int | float] = [
+            lease.episode_id,
+            lease.token,
+            job_id(lease.episode_id, lease.attempt + 1),
+        ]
+        return bool(self._scripts.run("defer_episode", keys, args))
+
+    def commit(self, receipt: Receipt, token: str) -> None:
+        """Write the episode's one receipt; raises LeaseLost when the token no longer owns it."""
+        text = receipt.model_dump_json()
+        keys = [
+            Keys.episode(receipt.episode_id),
+            Keys.OPEN,
+            Keys.LEASES,
+            Keys.receipt(receipt.episode_id),
+            Keys.RECEIPTS,
+            Keys.finished(receipt.run_id),
+            Keys.COUNTERS,
+            Keys.PERMITS,
+            Keys.WAITERS,
+            Keys.WAITERS_SEEN,
+        ]
+        counters = {"tool_calls": sum(1 for step in receipt.operations if step.name == "terminal")}
+        answer = self._scripts.run(
+            "commit_receipt",
+            keys,
+            [
+                receipt.episode_id,
+                token,
+                text,
+                receipt.outcome,
+                int(receipt.outcome.scored),
+                self._retention,
+                Keys.WAKE_PREFIX,
+                json.dumps(counters),
+            ],
+        )
+        if answer == 0:
+            raise LeaseLost(f"{receipt.episode_id}: token {token} may no longer write; its owner finishes it")
+        if answer == -1:
+            raise FarmError(f"{receipt.episode_id}: {receipt.outcome} needs every sandbox confirmed absent first")
+
+    def receipt(self, episode_id: str) -> SettledReceipt | None:
+        """The episode's receipt with its allocations as they stand, or None while it has none."""
+        text = self._redis.get(Keys.receipt(episode_id))
+        if text is None:
+            return None
+        receipt = Receipt.model_validate_json(cast(str, text))
+        rows = (self.allocations.get(allocation) for allocation in receipt.allocations)
+        return SettledReceipt(receipt=receipt, allocations=tuple(row for row in rows if row is not None))
+
+    def cancel(self, episode_id: str) -> None:
+        """Ask for an end: whoever runs the episode, or takes it, ends it as cancelled at the next look."""
+        if self._redis.exists(Keys.episode(episode_id)):
+            self._redis.hset(Keys.episode(episode_id), "cancel", "1")
+
+    def cancelled(self, episode_id: str) -> bool:
+        """Whether somebody asked for the episode's end."""
+        return bool(self._redis.hexists(Keys.episode(episode_id), "cancel"))
+
+    def row(self, episode_id: str) -> EpisodeRow | None:
+        """The episode's row, or None when there is none (any more)."""
+        raw = cast("dict[str, str]", self._redis.hgetall(Keys.episode(episode_id)))
+        if not raw:
+            return None
+        return EpisodeRow(
+            episode_id=episode_id,
+            state=EpisodeState(raw["state"]),
+            attempt=int(raw["attempt"]),
+            job_id=raw["job"],
+            spec=EpisodeSpec.model_validate_json(raw["spec"]),
+            queued_at=int(raw["queued_at"]) / 1000,
+            started_at=int(raw["started_at"]) / 1000 if "started_at" in raw else None,
+            unsettled=int(raw["unsettled"]),
+            outcome=Outcome(raw["outcome"]) if "outcome" in raw else None,
+        )
+
+    def allocation_ids(self, episode_id: str) -> tuple[str, ...]:
+        """Every allocation that the episode ever intended, in order."""
+        listed = self._redis.hget(Keys.episode(episode_id), "allocations")
+        return tuple(cast(str, listed).split(",")) if listed else ()
+
+    def open_episodes(self) -> list[str]:
+        """Ids of episodes without a receipt, oldest first."""
+        return cast("list[str]", self._redis.zrange(Keys.OPEN, 0, -1))
+
+    def lease_ends(self) -> dict[str, float]:
+        """When each leased episode's lease runs out, in unix seconds of Redis."""
+        rows = cast("list[tuple[str, float]]", self._redis.zrange(Keys.LEASES, 0, -1, withscores=True))
+        return {episode: score / 1000 for episode, score in rows}
+
+    def now(self) -> float:
+        """Redis's time in unix seconds: the only clock that rows are compared with."""
+        seconds, micros = self._redis.time()
+        return seconds + micros / 1_000_000
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

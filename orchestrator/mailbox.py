@@ -1,0 +1,104 @@
+"""How a trainer drives an episode that runs elsewhere: numbered actions in, results out, each executed at most once.
+
+What always holds: taking an action is atomic, is marked before it is executed and is never undone; a result is stored
+under its number and the first one stays, so asking again returns it, and a late answer is never read as another's.
+Number 0 is the reset, which needs no action: its result is stored when the sandbox is ready.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict
+from redis import Redis
+
+from orchestrator.connection import BLOCK_SECONDS
+from orchestrator.errors import ActionPending, EpisodeClosed
+from orchestrator.keys import Keys
+from orchestrator.scripts import Scripts
+from orchestrator.vocabulary import Outcome
+
+RESET_NUMBER = 0
+
+_LIFE_SECONDS = 3_600
+"""A mailbox outlives the last write by an hour: longer than any deadline, so that late askers still get answers."""
+
+
+class Action(BaseModel):
+    """What the trainer asks: a terminal command, a submission, the reward without one, or the end."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    command: str | None = None
+
+
+class Result(BaseModel):
+    """What came of one action. `outcome` is set when the episode ended with it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str = ""
+    exit_code: int | None = None
+    timed_out: bool = False
+    truncated: bool = False
+    binary: bool = False
+    outcome: Outcome | None = None
+    reward: float | None = None
+    detail: str | None = None
+
+
+class Mailbox:
+    """Both ends of one episode's mailbox: the trainer posts and awaits, the slot takes and finishes."""
+
+    def __init__(self, redis: Redis, episode_id: str) -> None:
+        self._redis = redis
+        self._scripts = Scripts(redis)
+        self._row = Keys.episode(episode_id)
+        self._receipt = Keys.receipt(episode_id)
+        self._actions, self._taken, self._results, self._inbox, self._outbox = (
+            Keys.mailbox(episode_id, part) for part in ("actions", "taken", "results", "inbox", "outbox")
+        )
+
+    def post(self, number: int, action: Action) -> Result | None:
+        """Post an action under its number; its result if that is there already. Raises EpisodeClosed."""
+        keys = [self._row, self._actions, self._results, self._inbox, self._receipt]
+        answer = self._scripts.run("post_action", keys, [number, action.model_dump_json(), _LIFE_SECONDS])
+        if answer[0] == "closed":
+            raise EpisodeClosed("the episode has ended; read its receipt")
+        return Result.model_validate_json(answer[1]) if answer[0] == "done" else None
+
+    def wait(self, number: int, seconds: float) -> Result:
+        """Block until the result of `number` is there, at most `seconds` (<= 5); raises ActionPending."""
+        result = self.result(number)
+        if result is None:
+            self._redis.blpop([self._outbox], timeout=min(max(seconds, 0.01), BLOCK_SECONDS))
+            result = self.result(number)
+        if result is None:
+            raise ActionPending(f"action {number} is still running; ask again with the same number")
+        return result
+
+    def result(self, number: int) -> Result | None:
+        """The stored result of `number`, or None."""
+        text = self._redis.hget(self._results, str(number))
+        return Result.model_validate_json(cast(str, text)) if text else None
+
+    def take(self, number: int, token: str, seconds: float) -> Action | None:
+        """Wait at most `seconds` for action `number` and take it, once; None when it has not come."""
+        nonce = secrets.token_hex(8)
+        action = self._take(number, token, nonce)
+        if action is None:
+            self._redis.blpop([self._inbox], timeout=min(max(seconds, 0.01), BLOCK_SECONDS))
+            action = self._take(number, token, nonce)
+        return action
+
+    def finish(self, number: int, token: str, result: Result) -> None:
+        """Store the result of an action and wake whoever waits for it."""
+        keys = [self._row, self._results, self._outbox]
+        self._scripts.run("finish_action", keys, [number, token, result.model_dump_json(), _LIFE_SECONDS])
+
+    def _take(self, number: int, token: str, nonce: str) -> Action | None:
+        keys = [self._row, self._actions, self._taken]
+        text: Any = self._scripts.run("take_action", keys, [number, token, _LIFE_SECONDS, nonce])
+        return Action.model_validate_json(text) if text else None

@@ -1,0 +1,223 @@
+"""The trainer's side of the farm: submit tasks, drive episodes from here, wait for receipts. Needs only Redis.
+
+What always holds: an episode's row is open before its job exists, so nothing submitted is lost; whoever waits, waits on
+receipts and mailboxes; while a pool is open its heartbeat says so, and its remote episodes end when that stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, cast
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from orchestrator.allocations import Allocations
+from orchestrator.connection import BLOCK_SECONDS, connect
+from orchestrator.cost import Rates
+from orchestrator.episodes import Episode
+from orchestrator.errors import CapacityError, FarmError, RedisUnavailable
+from orchestrator.keys import Keys
+from orchestrator.ledger import Ledger
+from orchestrator.limiter import Capacity, Limiter
+from orchestrator.mailbox import Mailbox
+from orchestrator.presence import Presence
+from orchestrator.queue import JobQueue
+from orchestrator.records import EpisodeSpec, Script, SettledReceipt
+from orchestrator.settings import Budgets, Settings
+from orchestrator.tasks import Task
+from orchestrator.vocabulary import Drive
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Capacity held for a batch; give it to `submit`, leave the block to give back what was not used."""
+
+    reservation_id: str
+    count: int
+    limiter: Limiter
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give back what is left of it."""
+        self.limiter.release_reservation(self.reservation_id)
+
+
+class Pool:
+    """A connection to the farm for one run. Use as a context manager."""
+
+    def __init__(self, settings: Settings, *, run_id: str | None = None) -> None:
+        if settings.redis_url is None:
+            raise RedisUnavailable("REDIS_URL is not set; set it, or use the embedded stack (rollout-farm up)")
+        self.run_id = run_id or f"run-{secrets.token_hex(5)}"
+        self.trainer_id = f"trainer-{secrets.token_hex(6)}"
+        self.redis: Redis = connect(settings.redis_url)
+        self.settings = settings
+        retention = settings.receipt_retention_seconds
+        rates = Rates(settings.vcpu_usd_per_second, settings.gib_usd_per_second)
+        self.ledger = Ledger(
+            self.redis,
+            Allocations(self.redis, rates=rates, retention_seconds=retention),
+            retention_seconds=retention,
+        )
+        concurrency, rate = settings.limits()
+        self._limiter = Limiter(self.redis, concurrency_limit=concurrency, creation_rate=rate)
+        self._queue = JobQueue(connect(settings.redis_url, text=False), settings.queue)
+        self._presence = Presence(
+            self.redis, slot_seconds=settings.lease_lost_seconds, trainer_seconds=settings.trainer_lost_seconds
+        )
+        self._episodes: dict[str, Episode] = {}
+        self._stop = threading.Event()
+        self._beating: threading.Thread | None = None
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def capacity(self) -> Capacity:
+        """What could be admitted now."""
+        return self._limiter.capacity()
+
+    def reserve(self, count: int, *, wait_seconds: float = 0.0) -> Reservation:
+        """Reserve `count` places, all or nothing, waiting at most `wait_seconds` for them to be free.
+
+        Raises CapacityError: at once when the batch could never be live together, saying what to add; or after the
+        wait when other episodes still hold the places.
+        """
+        if count < 1:
+            raise CapacityError(f"a batch needs at least one episode, got {count}")
+        reservation_id = f"reservation-{secrets.token_hex(6)}"
+        ends = time.monotonic() + wait_seconds
+        life = self.settings.budgets.reserved_admission_seconds
+        while not self._limiter.reserve(reservation_id, count, life_seconds=life):
+            if time.monotonic() >= ends:
+                free = self.capacity()
+                raise CapacityError(
+                    f"{count} places wanted, {free.free} free now ({free.live_slots} slots, limit "
+                    f"{free.concurrency_limit}, {free.permits} running, {free.reserved} reserved): "
+                    "wait for running episodes (wait_seconds=...) or add workers"
+                )
+            time.sleep(min(0.1, max(0.0, ends - time.monotonic())))
+        return Reservation(reservation_id, count, self._limiter)
+
+    def submit(
+        self,
+        task: Task,
+        *,
+        policy: Script | None = None,
+        group_id: str | None = None,
+        reservation: Reservation | None = None,
+        episode_id: str | None = None,
+        budgets: Budgets | None = None,
+    ) -> Episode:
+        """Enqueue one episode: with a policy it runs by itself, without one it is driven from here.
+
+        The same `episode_id` again is the same episode. Raises FarmError for what the schema refuses.
+        """
+        drive = Drive.REMOTE if policy is None else Drive.AUTONOMOUS
+        spec = EpisodeSpec(
+            episode_id=episode_id or f"e-{secrets.token_hex(8)}",
+            run_id=self.run_id,
+            group_id=group_id,
+            task=task,
+            template=task.template or self.settings.template,
+            drive=drive,
+            policy=policy,
+            trainer_id=self.trainer_id if policy is None else None,
+            reservation_id=reservation.reservation_id if reservation else None,
+            budgets=_with_own(budgets or self.settings.budgets, task),
+        )
+        if drive is Drive.REMOTE:
+            self._beat()
+        self.ledger.open(spec)
+        self._queue.enqueue(spec)
+        episode = Episode(spec, Mailbox(self.redis, spec.episode_id), self.ledger)
+        self._episodes[spec.episode_id] = episode
+        return episode
+
+    def as_completed(
+        self, episodes: Iterable[Episode] | None = None, *, timeout_seconds: float | None = None
+    ) -> Iterator[SettledReceipt]:
+        """Yield receipts as episodes end; raises TimeoutError when nothing ended for `timeout_seconds`."""
+        waiting = {episode.episode_id for episode in (self._episodes.values() if episodes is None else episodes)}
+        seen = "0"
+        quiet_since = time.monotonic()
+        while waiting:
+            stream = Keys.finished(self.run_id)
+            answer: Any = self.redis.xread({stream: seen}, block=BLOCK_SECONDS * 1000, count=100)
+            for entry_id, fields in _entries(answer):
+                seen, episode_id = entry_id, fields["episode"]
+                if episode_id in waiting and (receipt := self.ledger.receipt(episode_id)) is not None:
+                    waiting.discard(episode_id)
+                    quiet_since = time.monotonic()
+                    yield receipt
+            if waiting and timeout_seconds is not None and time.monotonic() - quiet_since > timeout_seconds:
+                raise TimeoutError(f"no episode ended for {timeout_seconds:g} s; still open: {sorted(waiting)}")
+
+    def receipts(self, episodes: Sequence[Episode]) -> list[SettledReceipt]:
+        """Wait for all of them; in the given order."""
+        done = {settled.receipt.episode_id: settled for settled in self.as_completed(episodes)}
+        return [done[episode.episode_id] for episode in episodes]
+
+    def close(self) -> None:
+        """Cancel this pool's open remote episodes and stop its heartbeat. Can be called again."""
+        for episode in self._episodes.values():
+            if episode.remote:
+                try:
+                    episode.cancel()
+                except (FarmError, RedisError) as error:
+                    logger.error("not cancelled: %s", error, extra={"episode": episode.episode_id})
+        self._stop.set()
+        if self._beating is not None:
+            self._beating.join()
+            self._beating = None
+
+    def _beat(self) -> None:
+        if self._beating is None:
+            self._presence.beat_trainer(self.trainer_id)
+            self._stop.clear()
+            self._beating = threading.Thread(target=self._keep_beating, name="trainer-heartbeat", daemon=True)
+            self._beating.start()
+
+    def _keep_beating(self) -> None:
+        while not self._stop.wait(self.settings.trainer_beat_seconds):
+            try:
+                self._presence.beat_trainer(self.trainer_id)
+            except RedisError as error:
+                logger.warning("heartbeat not sent: %s", error)
+
+
+def _with_own(budgets: Budgets, task: Task) -> Budgets:
+    """The farm's budgets with the task's own in their place; a policy sandbox lives at least until the deadline."""
+    own = task.budgets.model_dump(exclude_none=True) if task.budgets else {}
+    deadline = own.get("deadline_seconds", budgets.deadline_seconds)
+    own["policy_lifetime_seconds"] = max(budgets.policy_lifetime_seconds, math.ceil(deadline))
+    return budgets.model_copy(update=own)
+
+
+def _entries(answer: Any) -> Iterator[tuple[str, dict[str, str]]]:
+    """The entries of an XREAD answer, whichever protocol version shaped it."""
+    streams = answer.values() if isinstance(answer, dict) else (entries for _, entries in answer or [])
+    for entries in streams:
+        rows = entries[0] if entries and isinstance(entries[0], list) else entries
+        yield from cast("list[tuple[str, dict[str, str]]]", rows)

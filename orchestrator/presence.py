@@ -1,0 +1,69 @@
+"""Who is alive: slots and workers by their supervisor's heartbeat, trainers by their own. All of it expires."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import cast
+
+from redis import Redis
+
+from orchestrator.keys import Keys
+from orchestrator.scripts import Scripts
+
+
+@dataclass(frozen=True)
+class WorkerRow:
+    """A worker as its supervisor last described it."""
+
+    worker_id: str
+    host: str
+    pid: int
+    state: str
+    slots: int
+    terminus_url: str
+
+
+class Presence:
+    """Writes and reads heartbeats."""
+
+    def __init__(self, redis: Redis, *, slot_seconds: float, trainer_seconds: float) -> None:
+        self._redis = redis
+        self._scripts = Scripts(redis)
+        self._slot_ms = int(slot_seconds * 1000)
+        self._trainer_ms = int(trainer_seconds * 1000)
+
+    def beat_worker(self, row: WorkerRow, live_slots: list[str]) -> None:
+        """Say that this worker and these of its slots are alive."""
+        self._scripts.run("beat", [Keys.SLOTS], [self._slot_ms, *live_slots])
+        key = Keys.worker(row.worker_id)
+        pipeline = self._redis.pipeline()
+        pipeline.hset(key, mapping={name: str(value) for name, value in asdict(row).items()})
+        pipeline.pexpire(key, 3 * self._slot_ms)
+        pipeline.execute()
+
+    def remove_worker(self, worker_id: str, slots: list[str]) -> None:
+        """Say that this worker has left."""
+        self._redis.delete(Keys.worker(worker_id))
+        if slots:
+            self._redis.zrem(Keys.SLOTS, *slots)
+
+    def workers(self) -> list[WorkerRow]:
+        """Every worker that is alive."""
+        rows = []
+        for key in self._redis.scan_iter(match=Keys.WORKER_PREFIX + "*", count=1000):
+            raw = cast("dict[str, str]", self._redis.hgetall(key))
+            if raw:
+                rows.append(WorkerRow(**{**raw, "pid": int(raw["pid"]), "slots": int(raw["slots"])}))  # type: ignore[arg-type]
+        return sorted(rows, key=lambda row: row.worker_id)
+
+    def beat_trainer(self, trainer_id: str) -> None:
+        """Say that this trainer process is alive."""
+        self._redis.set(Keys.trainer(trainer_id), "alive", px=self._trainer_ms)
+
+    def remove_trainer(self, trainer_id: str) -> None:
+        """Say that this trainer has left; its remote episodes end themselves."""
+        self._redis.delete(Keys.trainer(trainer_id))
+
+    def trainer_alive(self, trainer_id: str) -> bool:
+        """Whether the trainer has said so within trainer_lost_seconds."""
+        return bool(self._redis.exists(Keys.trainer(trainer_id)))

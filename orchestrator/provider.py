@@ -1,0 +1,89 @@
+"""What the farm needs of a sandbox provider, as data and protocols; `workers/sandboxes` implements it over E2B.
+
+Every method makes one attempt and raises a `ProviderError` that tells what is known about its effect. Whoever calls
+decides whether and when to try again: retries live at that one layer only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class CreateRequest:
+    """The exact body of a creation, stored with the intent so that it can be repeated under the same key."""
+
+    allocation_id: str
+    template: str
+    lifetime_seconds: int
+    allow_internet_access: bool
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    envs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What one command printed and how it ended; output is cut at the source, bytes are as written."""
+
+    exit_code: int | None
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class SandboxRow:
+    """One row of the provider's list or info: sizes are what is billed."""
+
+    sandbox_id: str
+    metadata: Mapping[str, str]
+    started_at: float
+    vcpus: int
+    memory_mb: int
+
+
+class Sandbox(Protocol):
+    """A live connection to one sandbox."""
+
+    @property
+    def sandbox_id(self) -> str:
+        """The provider's id."""
+
+    def probe(self) -> None:
+        """Ask the agent inside for a sign of life; raises SandboxGone or OutcomeUnknown."""
+
+    def run(
+        self, command: str, *, timeout_seconds: float, output_limit_bytes: int, response_seconds: float
+    ) -> CommandResult:
+        """Run one shell command, killed in the sandbox after `timeout_seconds`, its output cut there.
+
+        The answer must arrive within `response_seconds`, else OutcomeUnknown.
+        """
+
+    def write(self, path: str, data: bytes, *, timeout_seconds: float) -> None:
+        """Write one file."""
+
+    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> bytes:
+        """Read one regular file; raises ArtifactMissing (also for a symlink) or ArtifactTooLarge."""
+
+
+class Provider(Protocol):
+    """Creating, finding and deleting sandboxes."""
+
+    def create(self, request: CreateRequest) -> Sandbox:
+        """Create once under the request's key; the same key names the same sandbox."""
+
+    def attach(self, sandbox_id: str, *, lifetime_seconds: int) -> Sandbox:
+        """Connect to a running sandbox and extend its life to at least `lifetime_seconds` from now."""
+
+    def delete(self, sandbox_id: str) -> None:
+        """Ask for deletion; not existing is success."""
+
+    def describe(self, sandbox_id: str) -> SandboxRow | None:
+        """The sandbox's row, or None when the provider says that it does not exist: confirmed absence."""
+
+    def list(self, metadata: Mapping[str, str]) -> list[SandboxRow]:
+        """Rows that carry all of `metadata`; every row is checked again here, whatever the server filtered."""

@@ -1,0 +1,105 @@
+"""The RQ envelope of an episode: how a job is made, put on the queue, and which jobs a worker refuses to run.
+
+What always holds: a job names exactly one function, by its whole name, has JSON arguments and nothing else that RQ
+could execute; it is never retried and never repeated. Waiting is done on receipts and mailboxes, never on RQ results.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Any
+
+from redis import Redis
+from rq import Queue
+from rq.exceptions import DuplicateJobError
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from orchestrator.records import EpisodeSpec
+from orchestrator.vocabulary import job_id
+
+JOB_FUNCTION = "workers.jobs.run_episode"
+"""The one function that a worker runs; compared whole, since RQ resolves any dotted name it is given."""
+
+_KEEP_SECONDS = 3_600
+"""How long RQ keeps a finished or failed envelope; the receipt is the record, this is for `rq info`."""
+
+_CLEANUP_MARGIN_SECONDS = 60
+
+EXECUTABLE_EXTRAS = (
+    "instance",
+    "success_callback_name",
+    "failure_callback_name",
+    "stopped_callback_name",
+    "webhooks",
+    "repeats_left",
+    "retries_left",
+)
+"""Hash fields of a job that make RQ run, call or repeat something besides the function."""
+
+
+class Standing(Enum):
+    """Where a job stands with RQ."""
+
+    WAITING = auto()
+    IN_HAND = auto()
+    OVER = auto()
+    MISSING = auto()
+
+
+class JobQueue:
+    """The farm's queue on a byte connection."""
+
+    def __init__(self, redis_bytes: Redis, name: str) -> None:
+        self._redis = redis_bytes
+        self.rq = Queue(name, connection=redis_bytes, serializer=JSONSerializer)
+
+    def enqueue(self, spec: EpisodeSpec, attempt: int = 1) -> None:
+        """Put the episode's job on the queue; reserved ones go to the front; a duplicate is success."""
+        budgets = spec.budgets
+        job = Job.create(
+            JOB_FUNCTION,
+            args=[spec.model_dump(mode="json"), attempt],
+            id=job_id(spec.episode_id, attempt),
+            origin=self.rq.name,
+            connection=self._redis,
+            serializer=JSONSerializer,
+            timeout=int(
+                budgets.admission_seconds + budgets.deadline_seconds + budgets.cleanup_seconds + _CLEANUP_MARGIN_SECONDS
+            ),
+            result_ttl=_KEEP_SECONDS,
+            failure_ttl=_KEEP_SECONDS,
+            description=f"episode {spec.episode_id} of {spec.task.id}",
+        )
+        try:
+            self.rq.enqueue_job(job, unique=True, at_front=spec.reservation_id is not None)
+        except DuplicateJobError:
+            return
+
+    def standing(self, job: str) -> Standing:
+        """What RQ makes of a job: waiting in the queue, in some worker's hands, over, or not known at all."""
+        if self._redis.lpos(self.rq.key, job) is not None:
+            return Standing.WAITING
+        status = self._redis.hget(Job.key_for(job), "status")
+        if status is None:
+            return Standing.MISSING
+        return Standing.IN_HAND if status in (b"queued", b"started") else Standing.OVER
+
+    def depth(self) -> int:
+        """How many jobs wait."""
+        return int(self.rq.count)
+
+    def forget(self, job: str) -> None:
+        """Take a job off the queue and drop its envelope."""
+        self.rq.remove(job)
+        self._redis.delete(Job.key_for(job))
+
+
+def refusal(fields: dict[str, Any], func_name: str | None) -> str | None:
+    """Why a worker must not run a job with these hash fields, or None when it is one of ours."""
+    if func_name != JOB_FUNCTION:
+        return f"function {func_name!r} is not {JOB_FUNCTION!r}"
+    for name in EXECUTABLE_EXTRAS:
+        if fields.get(name):
+            return f"it carries {name}, which this farm never uses"
+    return None

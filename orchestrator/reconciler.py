@@ -1,0 +1,241 @@
+"""Finishing what killed processes left behind: a pure plan, then its application, by one leader at a time.
+
+What always holds: nothing is declared lost before its lease has run out and Redis has been up for one lease time; a
+lost episode is seized under a new token before anything of it is touched, so its old owner's late result is refused; what
+may still run keeps its permit and stays listed until the provider confirms its absence or its longest life is over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.allocations import RECONCILER_TOKEN, Allocations
+from orchestrator.errors import FarmError, LeaseLost, OutcomeUnknown, ProviderError
+from orchestrator.ledger import EpisodeRow, Ledger
+from orchestrator.provider import Provider
+from orchestrator.queue import JobQueue, Standing
+from orchestrator.records import Allocation, Receipt
+from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome
+
+logger = logging.getLogger(__name__)
+
+_SUSPECT_SECONDS = 10.0
+"""A queued row whose job is neither waiting nor leased for this long: the worker that popped it is gone."""
+
+_CREATE_ANSWER_SECONDS = 10.0
+"""The longest a creation can be in flight (the SDK waits twice the 5 s request timeout)."""
+
+
+@dataclass(frozen=True)
+class Enqueue:
+    """Put a queued episode's job (back) on the queue."""
+
+    episode_id: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Seize a running episode whose lease has run out, settle its sandboxes, write `worker_lost`."""
+
+    episode_id: str
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Go on with a sandbox that its episode's receipt could not wait for."""
+
+    allocation_id: str
+
+
+Action = Enqueue | Finish | Settle
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the plan is made of; times in seconds of Redis."""
+
+    now: float
+    settled_since: float
+    """Since when Redis has been up and looked at; leases that ran out while it was away are given one lease time."""
+    rows: Iterable[EpisodeRow]
+    lease_ends: Mapping[str, float]
+    standings: Mapping[str, Standing]
+    suspected_since: Mapping[str, float]
+    unsettled: Iterable[Allocation]
+
+
+def plan(view: Snapshot, *, lease_seconds: float) -> list[Action]:
+    """Decide what has to be done now."""
+    actions: list[Action] = []
+    open_episodes = set()
+    trusted = view.now - view.settled_since >= lease_seconds
+    for row in view.rows:
+        open_episodes.add(row.episode_id)
+        if row.state is EpisodeState.QUEUED:
+            standing = view.standings.get(row.job_id, Standing.MISSING)
+            suspected = view.now - view.suspected_since.get(row.job_id, view.now)
+            if standing is not Standing.WAITING and suspected >= _SUSPECT_SECONDS:
+                actions.append(Enqueue(row.episode_id))
+        elif row.state is EpisodeState.RUNNING and trusted and view.lease_ends.get(row.episode_id, 0.0) < view.now:
+            actions.append(Finish(row.episode_id))
+    actions += [Settle(row.allocation_id) for row in view.unsettled if row.episode_id not in open_episodes]
+    return actions
+
+
+@dataclass
+class Report:
+    """What one round did, and what it could not."""
+
+    enqueued: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    settled: list[str] = field(default_factory=list)
+    unresolved: dict[str, str] = field(default_factory=dict)
+    """Allocation or episode id -> why it is still open."""
+
+
+class Reconciler:
+    """Looks, plans and applies; `name` identifies this process as an owner of seized leases."""
+
+    def __init__(self, name: str, *, ledger: Ledger, queue: JobQueue, provider: Provider, lease_seconds: float) -> None:
+        self._name = name
+        self._ledger = ledger
+        self._queue = queue
+        self._provider = provider
+        self._lease_seconds = lease_seconds
+        self._settled_since = ledger.now()
+        self._suspected: dict[str, float] = {}
+
+    def interrupted(self) -> None:
+        """Redis was away: give every lease its full time again before anything is declared lost."""
+        self._settled_since = self._ledger.now()
+
+    def look(self) -> Snapshot:
+        """Read the rows that a plan is made of."""
+        now = self._ledger.now()
+        rows = [row for episode in self._ledger.open_episodes() if (row := self._ledger.row(episode)) is not None]
+        queued = [row.job_id for row in rows if row.state is EpisodeState.QUEUED]
+        standings = {job: self._queue.standing(job) for job in queued}
+        self._suspected = {
+            job: self._suspected.get(job, now)
+            for job, standing in standings.items()
+            if standing is not Standing.WAITING
+        }
+        return Snapshot(
+            now=now,
+            settled_since=self._settled_since,
+            rows=rows,
+            lease_ends=self._ledger.lease_ends(),
+            standings=standings,
+            suspected_since=dict(self._suspected),
+            unsettled=self._ledger.allocations.unsettled(),
+        )
+
+    def run_once(self) -> Report:
+        """Look, plan, apply."""
+        report = Report()
+        for action in plan(self.look(), lease_seconds=self._lease_seconds):
+            match action:
+                case Enqueue(episode_id):
+                    self._enqueue(episode_id, report)
+                case Finish(episode_id):
+                    self._finish(episode_id, report)
+                case Settle(allocation_id):
+                    self._settle_later(allocation_id, report)
+        return report
+
+    def _enqueue(self, episode_id: str, report: Report) -> None:
+        row = self._ledger.row(episode_id)
+        if row is None or row.state is not EpisodeState.QUEUED:
+            return
+        if self._queue.standing(row.job_id) is not Standing.MISSING:
+            self._queue.forget(row.job_id)
+        self._queue.enqueue(row.spec, row.attempt)
+        self._suspected.pop(row.job_id, None)
+        report.enqueued.append(episode_id)
+
+    def _finish(self, episode_id: str, report: Report) -> None:
+        token = self._ledger.seize(episode_id, self._name, lease_seconds=self._lease_seconds)
+        row = self._ledger.row(episode_id)
+        if token is None or row is None:
+            return
+        allocations = self._ledger.allocation_ids(episode_id)
+        for allocation_id in allocations:
+            allocation = self._ledger.allocations.get(allocation_id)
+            if allocation is not None and not allocation.state.settled:
+                self._settle(allocation, token, report)
+        receipt = Receipt(
+            episode_id=episode_id,
+            attempt=row.attempt,
+            run_id=row.spec.run_id,
+            group_id=row.spec.group_id,
+            task_id=row.spec.task.id,
+            task_digest=row.spec.task.digest(),
+            template=row.spec.template,
+            drive=row.spec.drive,
+            outcome=Outcome.WORKER_LOST,
+            reward=None,
+            detail="the process that ran it is gone: its lease ran out",
+            queued_at=row.queued_at,
+            started_at=row.started_at,
+            finished_at=self._ledger.now(),
+            allocations=allocations,
+        )
+        try:
+            self._ledger.commit(receipt, token)
+        except LeaseLost as error:
+            report.unresolved[episode_id] = str(error)
+        else:
+            report.finished.append(episode_id)
+
+    def _settle_later(self, allocation_id: str, report: Report) -> None:
+        allocation = self._ledger.allocations.get(allocation_id)
+        if allocation is not None and not allocation.state.settled:
+            self._settle(allocation, RECONCILER_TOKEN, report)
+
+    def _settle(self, row: Allocation, token: str, report: Report) -> None:
+        """Delete and confirm one sandbox, or keep it listed with the reason."""
+        try:
+            sandbox_id = row.sandbox_id or self._name_unknown(row, token)
+            if sandbox_id is None:
+                report.unresolved[row.allocation_id] = "its creation cannot be settled yet"
+                return
+            self._provider.delete(sandbox_id)
+            if self._provider.describe(sandbox_id) is not None:
+                raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")
+            now = self._ledger.now()
+            running = now - (row.created_at if row.created_at is not None else now)
+            self._ledger.allocations.absent(row, token, running_ms=int(running * 1000))
+            report.settled.append(row.allocation_id)
+        except ProviderError as error:
+            report.unresolved[row.allocation_id] = str(error)
+            logger.warning("not settled", extra={"allocation": row.allocation_id, "error": str(error)})
+            if row.state is AllocationState.CREATED:
+                self._ledger.allocations.unresolved(row, token, str(error))
+        except FarmError as error:
+            report.unresolved[row.allocation_id] = str(error)
+
+    def _name_unknown(self, row: Allocation, token: str) -> str | None:
+        """The sandbox of a creation whose answer was lost: repeat the stored create under its own key."""
+        ledger: Allocations = self._ledger.allocations
+        request = ledger.request(row.allocation_id)
+        if request is None:
+            raise FarmError(f"{row.allocation_id}: its create request is missing")
+        try:
+            sandbox_id = self._provider.create(request).sandbox_id
+        except ProviderError as error:
+            longest = row.intended_at + _CREATE_ANSWER_SECONDS + request.lifetime_seconds
+            logger.info("creation not repeated: %s", error, extra={"allocation": row.allocation_id})
+            found = self._provider.list({"allocation": row.allocation_id, "farm": request.metadata.get("farm", "")})
+            if found:
+                sandbox_id = found[0].sandbox_id
+            elif self._ledger.now() > longest:
+                ledger.expired(row, token, f"never named; its longest life is over ({error})")
+                return None
+            else:
+                if row.state is AllocationState.INTENDED:
+                    ledger.unknown(row, token, str(error))
+                return None
+        ledger.created(row, sandbox_id, token, creating_ms=0)
+        return sandbox_id

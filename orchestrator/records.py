@@ -1,0 +1,134 @@
+"""The rows and messages that cross Redis, as frozen models. Times are unix seconds, money is integer pico-dollars."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from orchestrator.settings import Budgets
+from orchestrator.tasks import Task
+from orchestrator.vocabulary import (
+    SCHEMA_VERSION,
+    AllocationState,
+    Drive,
+    Outcome,
+    Role,
+)
+
+Id = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+EpisodeId = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,48}$")]
+"""Shorter than other ids: `-a<attempt>-verifier` is appended and the whole still has to fit 64."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Script(_Record):
+    """A policy that needs no model: commands one after another, then a submission."""
+
+    kind: Literal["script"] = "script"
+    name: str = "script"
+    commands: tuple[str, ...] = ()
+    submit: bool = True
+
+
+class EpisodeSpec(_Record):
+    """All that a worker needs to run one episode; carried by its job and kept in its row."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    episode_id: EpisodeId
+    run_id: Id
+    group_id: Id | None = None
+    task: Task
+    template: str
+    drive: Drive
+    policy: Script | None = None
+    trainer_id: Id | None = None
+    reservation_id: Id | None = None
+    budgets: Budgets = Budgets()
+
+    @model_validator(mode="after")
+    def _drive_has_its_driver(self) -> EpisodeSpec:
+        if self.drive is Drive.AUTONOMOUS and self.policy is None:
+            raise ValueError("an autonomous episode needs a policy")
+        if self.drive is Drive.REMOTE and self.trainer_id is None:
+            raise ValueError("a remote episode needs the id of the trainer that drives it")
+        return self
+
+
+class Allocation(_Record):
+    """One sandbox from intent to confirmed absence."""
+
+    allocation_id: Id
+    episode_id: Id
+    role: Role
+    state: AllocationState
+    sandbox_id: str | None = None
+    vcpus: int | None = None
+    memory_mb: int | None = None
+    intended_at: float
+    created_at: float | None = None
+    absent_at: float | None = None
+    running_seconds: float | None = None
+    cost_picousd: int | None = None
+    detail: str | None = None
+
+
+class Operation(_Record):
+    """One step of an episode: what, how long, how it went."""
+
+    name: str
+    seconds: float
+    ok: bool = True
+    exit_code: int | None = None
+    timed_out: bool = False
+    size_bytes: int = 0
+
+
+class Receipt(_Record):
+    """An episode's one final record: a reward, or a reason why there is none."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    episode_id: Id
+    attempt: int
+    run_id: Id
+    group_id: Id | None = None
+    task_id: str
+    task_digest: str
+    template: str
+    drive: Drive
+    outcome: Outcome
+    reward: float | None
+    detail: str | None = None
+    worker_id: str | None = None
+    queued_at: float
+    started_at: float | None = None
+    finished_at: float
+    phases: dict[str, float] = Field(default_factory=dict)
+    """Seconds by phase."""
+    sizes: dict[str, int] = Field(default_factory=dict)
+    """Bytes: artifact, verifier_stdout, observations, setup."""
+    operations: tuple[Operation, ...] = ()
+    allocations: tuple[Id, ...] = ()
+
+    @model_validator(mode="after")
+    def _reward_belongs_to_its_outcome(self) -> Receipt:
+        if self.outcome.score is None and self.reward is not None:
+            raise ValueError(f"{self.outcome} never carries a reward")
+        if self.outcome.score is not None and (self.reward is None or not 0 <= self.reward <= 1):
+            raise ValueError(f"{self.outcome} needs a reward within [0, 1]")
+        return self
+
+
+class SettledReceipt(_Record):
+    """A receipt as it is shown: with its allocations as they stand now."""
+
+    receipt: Receipt
+    allocations: tuple[Allocation, ...]
+
+    @property
+    def cost_picousd(self) -> int:
+        """What the episode's settled sandboxes cost so far."""
+        return sum(row.cost_picousd or 0 for row in self.allocations)

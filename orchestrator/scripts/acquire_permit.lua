@@ -1,0 +1,49 @@
+-- Grants an episode the leave to hold one running sandbox: first come, first served; reservations before others.
+-- KEYS: 1 permits, 2 waiters, 3 waiters seen, 4 limits, 5 reservations, 6 slots, 7 wake list of this episode
+-- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 waiter patience ms
+-- Returns: 1 granted, 0 wait (in line), 2 step back: all that is free is reserved for others,
+--          3 the reservation can no longer be met (the limit fell below it)
+if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local limit = tonumber(redis.call('HGET', KEYS[4], 'concurrency') or ARGV[3])
+local reserved = 0
+local mine
+local rows = redis.call('HGETALL', KEYS[5])
+for i = 1, #rows, 2 do
+  local left, ends = string.match(rows[i + 1], '^(%d+):(%d+)$')
+  if tonumber(ends) <= now or tonumber(left) == 0 then
+    redis.call('HDEL', KEYS[5], rows[i])
+  else
+    reserved = reserved + tonumber(left)
+    if rows[i] == ARGV[2] then mine = {tonumber(left), ends} end
+  end
+end
+local free = limit - redis.call('ZCARD', KEYS[1])
+local function grant()
+  redis.call('ZADD', KEYS[1], now, ARGV[1])
+  redis.call('ZREM', KEYS[2], ARGV[1])
+  redis.call('ZREM', KEYS[3], ARGV[1])
+  redis.call('DEL', KEYS[7])
+  return 1
+end
+if mine then
+  if mine[1] > limit then return 3 end
+  if free > 0 then
+    redis.call('HSET', KEYS[5], ARGV[2], (mine[1] - 1) .. ':' .. mine[2])
+    return grant()
+  end
+elseif reserved > 0 then
+  -- an episode without reservation must not sit in a slot that a reserved batch needs
+  local slots = redis.call('ZCOUNT', KEYS[6], now, '+inf')
+  if math.min(limit, slots) - redis.call('ZCARD', KEYS[1]) - reserved <= 0 then return 2 end
+end
+for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - ARGV[4])) do
+  redis.call('ZREM', KEYS[2], waiter)
+  redis.call('ZREM', KEYS[3], waiter)
+end
+if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then redis.call('ZADD', KEYS[2], now, ARGV[1]) end
+redis.call('ZADD', KEYS[3], now, ARGV[1])
+local others = mine and 0 or reserved
+if free - others > redis.call('ZRANK', KEYS[2], ARGV[1]) then return grant() end
+return 0

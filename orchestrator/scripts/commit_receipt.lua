@@ -1,0 +1,36 @@
+-- Writes an episode's one receipt with the counters that metrics read, ends its row and its lease, tells who waits.
+-- KEYS: 1 episode row, 2 open, 3 leases, 4 receipt, 5 receipts, 6 finished stream, 7 counters, 8 permits, 9 waiters,
+--       10 waiters seen
+-- ARGV: 1 episode id, 2 token, 3 receipt JSON, 4 outcome, 5 scored (1 or 0), 6 retention seconds, 7 wake key prefix,
+--       8 counters JSON
+-- Returns: 1 written (also when this very text was written before), 0 not the owner's token or another receipt stands,
+--          -1 a score was asked for while an allocation is unsettled
+local standing = redis.call('GET', KEYS[4])
+if standing then return standing == ARGV[3] and 1 or 0 end
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[2] or redis.call('HGET', KEYS[1], 'state') == 'final' then return 0 end
+local unsettled = tonumber(redis.call('HGET', KEYS[1], 'unsettled'))
+if ARGV[5] == '1' and unsettled > 0 then return -1 end
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+redis.call('SET', KEYS[4], ARGV[3], 'EX', ARGV[6])
+redis.call('ZADD', KEYS[5], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now - ARGV[6] * 1000)
+redis.call('HSET', KEYS[1], 'state', 'final', 'outcome', ARGV[4], 'finished_at', now)
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('XADD', KEYS[6], '*', 'episode', ARGV[1])
+redis.call('EXPIRE', KEYS[6], ARGV[6])
+redis.call('HINCRBY', KEYS[7], 'episodes:' .. ARGV[4], 1)
+for name, value in pairs(cjson.decode(ARGV[8])) do redis.call('HINCRBY', KEYS[7], name, value) end
+redis.call('ZREM', KEYS[9], ARGV[1])
+redis.call('ZREM', KEYS[10], ARGV[1])
+if unsettled <= 0 then
+  redis.call('EXPIRE', KEYS[1], ARGV[6])
+  if redis.call('ZREM', KEYS[8], ARGV[1]) == 1 then
+    for _, waiter in ipairs(redis.call('ZRANGE', KEYS[9], 0, 0)) do
+      redis.call('LPUSH', ARGV[7] .. waiter, '1')
+      redis.call('EXPIRE', ARGV[7] .. waiter, 60)
+    end
+  end
+end
+return 1

@@ -1,0 +1,32 @@
+-- Moves an allocation along one row of the transition table; settles it and frees its permit where that ends it.
+-- KEYS: 1 episode row, 2 allocation row, 3 allocations, 4 counters, 5 permits, 6 waiters
+-- ARGV: 1 token, 2 allocation id, 3 episode id, 4 next state, 5 allowed from (comma-separated), 6 settled (1 or 0),
+--       7 retention seconds, 8 wake key prefix, 9 fields JSON, 10 counters JSON
+--       (the token '*' is the reconciler's for episodes that already have their receipt)
+-- Returns: 1 moved, 2 it was in that state already, 0 not the owner's token, -1 not a row of the table
+local state = redis.call('HGET', KEYS[2], 'state')
+if not state then return -1 end
+if state == ARGV[4] then return 2 end
+local final = redis.call('HGET', KEYS[1], 'state') == 'final'
+if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] and not (ARGV[1] == '*' and final) then return 0 end
+if not string.find(',' .. ARGV[5] .. ',', ',' .. state .. ',', 1, true) then return -1 end
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+redis.call('HSET', KEYS[2], 'state', ARGV[4], ARGV[4] .. '_at', now)
+for name, value in pairs(cjson.decode(ARGV[9])) do redis.call('HSET', KEYS[2], name, value) end
+for name, value in pairs(cjson.decode(ARGV[10])) do redis.call('HINCRBY', KEYS[4], name, value) end
+if ARGV[6] == '1' then
+  redis.call('ZREM', KEYS[3], ARGV[2])
+  redis.call('EXPIRE', KEYS[2], ARGV[7])
+  local left = redis.call('HINCRBY', KEYS[1], 'unsettled', -1)
+  if final then
+    redis.call('EXPIRE', KEYS[1], ARGV[7])
+    if left <= 0 and redis.call('ZREM', KEYS[5], ARGV[3]) == 1 then
+      for _, waiter in ipairs(redis.call('ZRANGE', KEYS[6], 0, 0)) do
+        redis.call('LPUSH', ARGV[8] .. waiter, '1')
+        redis.call('EXPIRE', ARGV[8] .. waiter, 60)
+      end
+    end
+  end
+end
+return 1

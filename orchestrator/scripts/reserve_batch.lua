@@ -1,0 +1,22 @@
+-- Reserves capacity for a whole batch, all or nothing.
+-- KEYS: 1 permits, 2 limits, 3 reservations, 4 slots
+-- ARGV: 1 default concurrency limit, 2 reservation id, 3 wanted, 4 life ms
+-- Returns: {1 reserved or 0 not, live slots, concurrency limit, permits held, reserved by others}
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local reserved = 0
+local rows = redis.call('HGETALL', KEYS[3])
+for i = 1, #rows, 2 do
+  local left, ends = string.match(rows[i + 1], '^(%d+):(%d+)$')
+  if tonumber(ends) <= now or tonumber(left) == 0 then
+    redis.call('HDEL', KEYS[3], rows[i])
+  elseif rows[i] ~= ARGV[2] then
+    reserved = reserved + tonumber(left)
+  end
+end
+local slots = redis.call('ZCOUNT', KEYS[4], now, '+inf')
+local limit = tonumber(redis.call('HGET', KEYS[2], 'concurrency') or ARGV[1])
+local held = redis.call('ZCARD', KEYS[1])
+local fits = math.min(slots, limit) - held - reserved >= tonumber(ARGV[3])
+if fits then redis.call('HSET', KEYS[3], ARGV[2], ARGV[3] .. ':' .. (now + ARGV[4])) end
+return {fits and 1 or 0, slots, limit, held, reserved}

@@ -1,0 +1,112 @@
+"""Every setting of the farm, read once by the composition root and handed on as frozen values.
+
+Variables carry the prefix FARM_ (REDIS_URL and E2B_API_KEY keep their usual names); a `.env` file in the working
+directory is read too, real variables win. A wrong value is one SettingsError that names the variable.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from orchestrator.errors import SettingsError
+
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+class Budgets(BaseModel):
+    """Time and size limits of one episode; seconds and bytes. The defaults are the design's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    admission_seconds: Seconds = 900
+    reserved_admission_seconds: Seconds = 120
+    deadline_seconds: Seconds = 600
+    policy_window_seconds: Seconds = 120
+    first_lifetime_seconds: Annotated[int, Field(ge=10, le=3_600)] = 300
+    policy_lifetime_seconds: Annotated[int, Field(ge=10, le=86_400)] = 600
+    verifier_lifetime_seconds: Annotated[int, Field(ge=10, le=3_600)] = 120
+    command_seconds: Seconds = 10
+    message_seconds: Seconds = 25
+    verifier_command_seconds: Seconds = 20
+    transfer_seconds: Seconds = 10
+    create_request_seconds: Seconds = 5
+    transfer_bytes: Annotated[int, Field(ge=1, le=16 * 1024 * 1024)] = 64 * 1024
+    observation_bytes: Annotated[int, Field(ge=1, le=16 * 1024 * 1024)] = 64 * 1024
+    command_bytes: Annotated[int, Field(ge=1, le=96 * 1024)] = 96 * 1024
+    cleanup_seconds: Seconds = 60
+
+
+class Settings(BaseSettings):
+    """The farm's settings. Pass keyword arguments in tests; call `load_settings` in the composition root."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FARM_", env_file=".env", env_nested_delimiter="__", extra="ignore", frozen=True
+    )
+
+    redis_url: str | None = Field(
+        default=None, validation_alias=AliasChoices("redis_url", "REDIS_URL", "FARM_REDIS_URL")
+    )
+    e2b_api_key: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("e2b_api_key", "E2B_API_KEY", "FARM_E2B_API_KEY")
+    )
+    e2b_api_url: str | None = None
+    """Base URL of another E2B-compatible service; the cloud when unset."""
+    template: Annotated[str, Field(min_length=1, max_length=100)] = "base"
+    queue: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")] = "episodes"
+
+    concurrency_limit: Annotated[int, Field(ge=1, le=100_000)] = 20
+    """Running sandboxes, project-wide."""
+    creation_rate: Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)] = 0
+    """Creations a second, project-wide; 0 means no limit of ours."""
+    plan: Literal["hobby", "pro"] | None = None
+    """Preset of concurrency_limit and creation_rate for the E2B cloud; explicit values win."""
+
+    budgets: Budgets = Budgets()
+    lease_renew_seconds: Seconds = 3
+    lease_lost_seconds: Seconds = 12
+    trainer_beat_seconds: Seconds = 5
+    trainer_lost_seconds: Seconds = 30
+    drain_seconds: Seconds = 120
+    """How long a stopping worker lets running episodes finish before it closes them."""
+    reconcile_seconds: Seconds = 2
+    receipt_retention_seconds: Annotated[int, Field(ge=60)] = 30 * 86_400
+    transcript_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024
+    """Cap of one episode's transcript; 0 switches transcripts off."""
+
+    vcpu_usd_per_second: Annotated[float, Field(ge=0)] = 0.000014
+    gib_usd_per_second: Annotated[float, Field(ge=0)] = 0.0000045
+
+    state_dir: Path = Path(".farm")
+    """Where the embedded stack keeps its Redis data, sockets and sandbox directories."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+
+    def limits(self) -> tuple[int, float]:
+        """Configured (concurrency, creation rate): the plan's preset where no explicit value was given."""
+        preset = _PLANS[self.plan] if self.plan else (self.concurrency_limit, self.creation_rate)
+        given = self.model_fields_set
+        return (
+            self.concurrency_limit if "concurrency_limit" in given else preset[0],
+            self.creation_rate if "creation_rate" in given else preset[1],
+        )
+
+
+_PLANS = {"hobby": (20, 1.0), "pro": (100, 5.0)}
+"""E2B's public plan limits: concurrent sandboxes, creations a second."""
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read the environment and `.env`; raise one SettingsError that names each wrong variable."""
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
+
+
+def _explain(problem: Any) -> str:
+    name = "__".join(str(part) for part in problem["loc"])
+    variable = name.upper() if name.upper() in ("REDIS_URL", "E2B_API_KEY") else f"FARM_{name.upper()}"
+    return f"{variable}: {problem['msg']} (got {problem['input']!r}); correct it in the environment or in .env"

@@ -1,0 +1,1 @@
+"""Policies and gradients: what trains against the pool. Imports `orchestrator`, never `workers`."""

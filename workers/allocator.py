@@ -1,0 +1,182 @@
+"""Bringing one sandbox into being and out of it again, so that whatever happens its id or its intent is on record.
+
+What always holds: the intent is written before anything is sent; one creation is sent under one key; a 429 is told to
+the limiter and waited out; a lost answer is asked again under the same key and otherwise left `unknown`; deletion is
+believed only when the provider says that the sandbox does not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from orchestrator.allocations import Allocations
+from orchestrator.errors import (
+    ConcurrencyLimited,
+    EpisodeAborted,
+    NothingSent,
+    OutcomeUnknown,
+    ProviderError,
+    RateLimited,
+)
+from orchestrator.limiter import Limiter
+from orchestrator.provider import CreateRequest, Provider
+from orchestrator.records import Allocation
+from orchestrator.retries import retrying
+from orchestrator.vocabulary import AllocationState, Outcome, Role
+
+logger = logging.getLogger(__name__)
+
+_CREATE_ATTEMPTS = 30
+"""429s and refused connections waited out per sandbox before its episode ends with the cause."""
+
+_ASK_AGAIN = 2
+"""How often a lost answer is asked for under the same key before the reconciler has to settle it."""
+
+_DELETE_ATTEMPTS = 4
+"""Delete and confirm: once, and three times again."""
+
+_CONFIRM_WAIT_SECONDS = 0.2
+
+T = TypeVar("T")
+
+
+@dataclass
+class Owned:
+    """A sandbox that this episode created and has to get rid of."""
+
+    row: Allocation
+    sandbox_id: str
+    created: float
+    """Monotonic time at which its creation was sent."""
+    absent: bool = False
+
+
+class Allocator:
+    """Creates and disposes of one episode's sandboxes under its lease's token."""
+
+    def __init__(
+        self,
+        episode_id: str,
+        token: str,
+        *,
+        allocations: Allocations,
+        limiter: Limiter,
+        provider: Provider,
+        check: Callable[[], None],
+    ) -> None:
+        self.owned: list[Owned] = []
+        self.intended: list[str] = []
+        self._episode_id = episode_id
+        self._token = token
+        self._allocations = allocations
+        self._limiter = limiter
+        self._provider = provider
+        self._check = check
+
+    def create(
+        self,
+        role: Role,
+        request: CreateRequest,
+        send: Callable[[CreateRequest], tuple[str, T]],
+        *,
+        wait_seconds: float,
+    ) -> tuple[Owned, T]:
+        """Create one sandbox: `send` makes exactly one attempt and returns (sandbox id, whatever it opened).
+
+        Raises EpisodeAborted (deadline, transport) or the ProviderError that can never succeed.
+        """
+        ends = time.monotonic() + wait_seconds
+        self._allocations.intend(self._episode_id, role, request, self._token)
+        self.intended.append(request.allocation_id)
+        row = _intended(self._episode_id, role, request.allocation_id)
+        unknown = 0
+        for attempt in range(1, _CREATE_ATTEMPTS + 1):
+            self._check()
+            self._limiter.wait_to_create(wait_seconds=max(0.0, ends - time.monotonic()), check=self._check)
+            sent = time.monotonic()
+            try:
+                sandbox_id, opened = send(request)
+            except (RateLimited, ConcurrencyLimited) as error:
+                pause, kind, detail = self._limiter.report(error), Outcome.DEADLINE, str(error)
+            except NothingSent as error:
+                pause, kind, detail = min(0.1 * 2**attempt, 2.0), Outcome.TRANSPORT, str(error)
+            except OutcomeUnknown as error:
+                self._allocations.unknown(row, self._token, str(error))
+                unknown += 1
+                if unknown > _ASK_AGAIN:
+                    raise EpisodeAborted(Outcome.TRANSPORT, f"creation of {request.allocation_id}: {error}") from error
+                pause, kind, detail = 0.5 * unknown, Outcome.TRANSPORT, str(error)
+            except ProviderError as error:
+                if not unknown:
+                    self._allocations.refused(row, self._token, str(error))
+                raise
+            else:
+                owned = Owned(row, sandbox_id, sent)
+                self.owned.append(owned)
+                self._allocations.created(
+                    row, sandbox_id, self._token, creating_ms=int((time.monotonic() - sent) * 1000)
+                )
+                return owned, opened
+            if attempt == _CREATE_ATTEMPTS or time.monotonic() + pause > ends:
+                if not unknown:
+                    self._allocations.refused(row, self._token, detail)
+                raise EpisodeAborted(kind, f"no sandbox could be created: {detail}")
+            self._pause(pause)
+        raise AssertionError("unreachable: the last attempt raises")
+
+    def dispose(self, owned: Owned) -> bool:
+        """Delete one sandbox and confirm its absence; False when that could not be confirmed. Never raises ours."""
+        if owned.absent:
+            return True
+        try:
+            self.delete(owned.sandbox_id)
+        except ProviderError as error:
+            logger.error("cleanup unresolved", extra={"sandbox": owned.sandbox_id, "error": str(error)})
+            self._allocations.unresolved(owned.row, self._token, str(error))
+            return False
+        owned.absent = True
+        self._allocations.absent(owned.row, self._token, running_ms=int((time.monotonic() - owned.created) * 1000))
+        return True
+
+    def dispose_all(self) -> list[str]:
+        """Dispose of everything owned; the sandbox ids that stayed unresolved."""
+        return [owned.sandbox_id for owned in self.owned if not self.dispose(owned)]
+
+    def abandon(self) -> None:
+        """The lease is lost: delete what is ours and write nothing."""
+        for owned in self.owned:
+            if not owned.absent:
+                try:
+                    self.delete(owned.sandbox_id)
+                except ProviderError as error:
+                    logger.error(
+                        "abandoned sandbox not deleted", extra={"sandbox": owned.sandbox_id, "error": str(error)}
+                    )
+
+    def delete(self, sandbox_id: str) -> None:
+        """Delete until the provider confirms the absence; raises the last ProviderError."""
+        for attempt in retrying(ProviderError, attempts=_DELETE_ATTEMPTS, first_wait_seconds=_CONFIRM_WAIT_SECONDS):
+            with attempt:
+                self._provider.delete(sandbox_id)
+                if self._provider.describe(sandbox_id) is not None:
+                    raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._check()
+            time.sleep(min(left, 0.5))
+
+
+def _intended(episode_id: str, role: Role, allocation_id: str) -> Allocation:
+    return Allocation(
+        allocation_id=allocation_id,
+        episode_id=episode_id,
+        role=role,
+        state=AllocationState.INTENDED,
+        intended_at=0,
+    )

@@ -1,0 +1,119 @@
+"""Starts the agent: take what the host says, set the limits, then serve the connections it passes in."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import resource
+import signal
+import socket
+from typing import Any
+
+from . import commands, entries, files
+from .http import Connection, Exchange, Failure, Handler
+from .loop import READ, Loop
+
+_BODY_BYTES = 67_108_864  # a short call's whole body is held at once
+
+
+class ShortCall:
+    """A call whose request is one JSON body."""
+
+    def __init__(self, exchange: Exchange, agent: Agent) -> None:
+        self._exchange = exchange
+        self._agent = agent
+        self._body = bytearray()
+
+    def data(self, chunk: bytes) -> None:
+        self._body += chunk
+        if len(self._body) > _BODY_BYTES:
+            raise Failure(400, "invalid_argument", "request body too large")
+
+    def end(self) -> None:
+        exchange, request = self._exchange, json.loads(self._body or b"{}")
+        if exchange.path == "/health":
+            exchange.respond(204)
+        elif exchange.path.startswith("/process.Process/"):
+            commands.answer(exchange, self._agent.processes, exchange.path.rpartition("/")[2], request)
+        elif exchange.path.startswith("/filesystem.Filesystem/"):
+            entries.answer(exchange, exchange.path.rpartition("/")[2], request)
+        else:
+            raise Failure(404, "unimplemented", f"no such call: {exchange.path}")
+
+    def closed(self) -> None:
+        """Nothing is held."""
+
+
+class Agent:
+    """Serves every connection that arrives over the host's control socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self.loop = Loop()
+        start = self._receive_start()
+        self.processes = commands.Processes(self.loop, start["environment"])
+        _limit(start["limits"])
+
+    def serve(self) -> None:
+        told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+        self.loop.watch(told, READ, lambda _: self._reap(told))
+        self.loop.watch(self._control.fileno(), READ, lambda _: self._accept())
+        self._control.sendall(b"r")
+        # From here on nothing reads what the agent would print.
+        null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(null, 2)
+        self.loop.run()
+
+    def route(self, exchange: Exchange) -> Handler:
+        if exchange.path == "/files":
+            return files.Download(exchange) if exchange.method == "GET" else files.Upload(exchange)
+        if exchange.path.startswith("/process.Process/"):
+            stream = commands.handler(exchange, self.processes, exchange.path.rpartition("/")[2])
+            if stream:
+                return stream
+        return ShortCall(exchange, self)
+
+    def _receive_start(self) -> dict[str, Any]:
+        with self._control.dup() as sock, sock.makefile("rb") as stream:
+            start: dict[str, Any] = json.loads(stream.readline())
+        return start
+
+    def _reap(self, told: int) -> None:
+        os.read(told, 4096)
+        self.processes.reap()
+
+    def _accept(self) -> None:
+        space = socket.CMSG_SPACE(array.array("i").itemsize)
+        data, ancillary, _, _ = self._control.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
+        if not data:  # the host is gone
+            os._exit(0)
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                (fd,) = array.array("i", payload)
+                Connection(self.loop, socket.socket(fileno=fd), self.route)
+
+
+def main(control_fd: int) -> None:
+    # The jail's builder left host descriptors open; through /proc a command could reach the host by them.
+    os.closerange(3, control_fd)
+    os.closerange(control_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.set_inheritable(control_fd, False)
+    os.umask(0o022)
+    # A signal that process 1 has no handler for is dropped when it comes from inside its own namespace.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    Agent(socket.socket(fileno=control_fd)).serve()
+
+
+def _limit(limits: dict[str, int]) -> None:
+    """Hold this process, and with it every command, to the sandbox's limits.
+
+    Set here, inside the user namespace, the number of processes is counted for this sandbox alone.
+    """
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+    # When the host runs out of memory, a sandbox goes before anything else.
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")

@@ -1,0 +1,28 @@
+"""The provider's own log: what was created and deleted, and when. It is appended to, never changed, and not kept on disk."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Kind = Literal["created", "failed", "deleted", "expired", "lost"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """`created` is when a creation was accepted; the last three are confirmed ends: by call, by time, by itself."""
+
+    time: float  # seconds since the epoch
+    event: Kind
+    sandbox_id: str
+    metadata: dict[str, str]
+
+
+class EventLog:
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def append(self, event: Kind, sandbox_id: str, metadata: dict[str, str]) -> None:
+        self._events.append(Event(time.time(), event, sandbox_id, metadata))
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [asdict(event) for event in self._events]

@@ -1,0 +1,206 @@
+"""The service as a whole: its settings, its application, and running it on the loopback.
+
+Every request passes through one place, `Service.__call__`, before it reaches the control plane or a sandbox.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import ipaddress
+import logging
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from workers.e2b_local.asgi import Receive, Scope, Send
+from workers.e2b_local.capability import open_jail, probe
+from workers.e2b_local.control import Control, Offer
+from workers.e2b_local.events import EventLog
+from workers.e2b_local.jail import Jail, Limits
+from workers.e2b_local.proxy import Proxy
+from workers.e2b_local.sandboxes import Registry
+
+logger = logging.getLogger(__name__)
+
+_KEEP_ALIVE_SECONDS = 600
+_LAST_REQUESTS_SECONDS = 5
+_RUN_PREFIX = "run-"
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    """Where the service listens, who may use it, and what one sandbox may use. Sizes are in MiB."""
+
+    api_key: str
+    root: Path  # of this service alone; holds a few hundred KB while it runs
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any free one
+    max_sandboxes: int = 500
+    memory_mb: int = 512  # address space of each process
+    vcpus: int = 2  # told to clients; nothing holds a sandbox to it
+    process_limit: int = 256
+    file_limit_mb: int = 256
+    home_mb: int = 512
+    tmp_mb: int = 256
+    templates: tuple[str, ...] = ("base",)
+    bwrap: Path | None = None  # None: find one
+    python: Path | None = None  # for the sandboxes; None: the system's, otherwise our own
+
+    def __post_init__(self) -> None:
+        if not self.api_key:
+            raise ValueError("the local sandbox service needs an api_key")
+        if not _is_loopback(self.host):
+            message = f"refusing to listen on {self.host}: this is a development backend for the loopback only"
+            raise ValueError(f"{message}; use 127.0.0.1, or the E2B cloud for several hosts")
+
+    def limits(self) -> Limits:
+        return Limits(self.memory_mb, self.process_limit, self.file_limit_mb, self.home_mb, self.tmp_mb)
+
+
+class RootInUse(Exception):
+    """Another service works in this root directory."""
+
+
+class Service:
+    """The ASGI application. Its jails are prepared when it is made; `close` ends every sandbox and removes its files."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._lock = _claim(config.root)
+        self._directory = config.root / f"{_RUN_PREFIX}{os.getpid()}"
+        try:
+            jail = open_jail(self._directory, config.limits(), bwrap=config.bwrap, python=config.python)
+            probe(jail)
+        except BaseException:
+            self._leave()
+            raise
+        self.log = EventLog()
+        self.registry = Registry(jail, self.log)
+        self._proxy = Proxy(self.registry)
+        self._control = Control(_offer(config), self.registry, self.log)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif sandbox_id := self._proxy.addressee(scope):
+            await self._proxy.forward(sandbox_id, scope, receive, send)
+        else:
+            await self._control.handle(scope, receive, send)
+
+    async def close(self) -> None:
+        await self.registry.close()
+        self._leave()
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    def _leave(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def create_app(config: ServiceConfig) -> Service:
+    """The application; raises JailUnavailable, RootInUse."""
+    return Service(config)
+
+
+def serve(config: ServiceConfig, *, ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then end every sandbox; `ready` is given the base URL once it listens."""
+    asyncio.run(_serve(create_app(config), config, ready))
+
+
+async def _serve(service: Service, config: ServiceConfig, ready: Callable[[str], None] | None) -> None:
+    settings = uvicorn.Config(
+        service,
+        host=config.host,
+        port=config.port,
+        # uvloop leaks descriptors into the jails.
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_LAST_REQUESTS_SECONDS,
+    )
+    server = _Server(settings, service, ready)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread: our starter handles signals
+            loop.add_signal_handler(number, server.stop)
+    try:
+        await server.serve()
+    finally:
+        await service.close()
+
+
+class _Server(uvicorn.Server):
+    """Ends the sandboxes before it waits for open requests: those of a sandbox end with it."""
+
+    def __init__(self, settings: uvicorn.Config, service: Service, ready: Callable[[str], None] | None) -> None:
+        super().__init__(settings)
+        self._service = service
+        self._ready = ready
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._ready and self.servers:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await self._service.registry.close()
+        await super().shutdown(sockets)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """A sandbox's end breaks its responses off on purpose; uvicorn calls that an error."""
+    return "without completing response" not in record.getMessage()
+
+
+def _offer(config: ServiceConfig) -> Offer:
+    disk_mb = config.home_mb + config.tmp_mb
+    return Offer(
+        config.api_key, config.templates, config.max_sandboxes, config.vcpus, config.memory_mb, disk_mb
+    )
+
+
+def _claim(root: Path) -> int:
+    """Lock the root and sweep out what a killed service left; its jails ended with it."""
+    root.mkdir(parents=True, exist_ok=True)
+    lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise RootInUse(f"another local sandbox service uses {root}: stop it, or choose another root") from None
+    for stale in root.glob(f"{_RUN_PREFIX}*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    return lock
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

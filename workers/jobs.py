@@ -1,0 +1,208 @@
+"""The one function that RQ runs, in a freshly forked horse: lease, admission, executor, receipt.
+
+RQ can hand a job nothing but its JSON arguments, so the slot's context is the one process-wide value of the farm: bound
+by the slot before it forks, read by the horse. It holds no connection; every connection is made after the fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from orchestrator.allocations import Allocations
+from orchestrator.connection import client
+from orchestrator.cost import Rates
+from orchestrator.errors import EpisodeAborted, LeaseLost
+from orchestrator.ledger import Lease, Ledger
+from orchestrator.limiter import Admission, Limiter
+from orchestrator.mailbox import Mailbox
+from orchestrator.presence import Presence
+from orchestrator.provider import Provider
+from orchestrator.queue import JobQueue
+from orchestrator.records import EpisodeSpec, Receipt
+from orchestrator.settings import Budgets, Settings
+from orchestrator.transcripts import Transcript
+from orchestrator.vocabulary import Drive, Outcome, Phase
+from workers.allocator import Allocator
+from workers.drivers import drive_remote, drive_script
+from workers.executor import Executor, Parts, PolicySession
+from workers.lease_keeper import LeaseKeeper
+from workers.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SlotContext:
+    """What a slot knows before it forks; the factories make connections and are called in the horse only."""
+
+    settings: Settings
+    worker_id: str
+    slot_id: str
+    make_provider: Callable[[], Provider]
+    make_session: Callable[[Budgets], PolicySession]
+
+
+_context: SlotContext | None = None
+_closing = False
+
+
+def bind(context: SlotContext) -> None:
+    """Set this process's context; called once by the slot."""
+    global _context
+    _context = context
+
+
+def run_episode(spec: dict[str, Any], attempt: int) -> dict[str, Any]:
+    """Run one attempt of one episode; what RQ keeps as the job's result is only a pointer to the receipt."""
+    if _context is None or _context.settings.redis_url is None:
+        raise RuntimeError("no slot context: this function runs in a farm worker only")
+    signal.signal(signal.SIGTERM, _close_episode)
+    episode = EpisodeSpec.model_validate(spec)
+    outcome = _Run(_context, episode, attempt, client(_context.settings.redis_url)).run()
+    return {"episode": episode.episode_id, "outcome": outcome}
+
+
+def _close_episode(signum: int, frame: Any) -> None:
+    """The worker has to stop now: end the episode at its next boundary instead of finishing it."""
+    global _closing
+    _closing = True
+
+
+class _Run:
+    """One horse's work."""
+
+    def __init__(self, context: SlotContext, spec: EpisodeSpec, attempt: int, redis: Redis) -> None:
+        settings = context.settings
+        rates = Rates(settings.vcpu_usd_per_second, settings.gib_usd_per_second)
+        retention = settings.receipt_retention_seconds
+        concurrency, rate = settings.limits()
+        self._context = context
+        self._spec = spec
+        self._attempt = attempt
+        self._redis = redis
+        self._ledger = Ledger(
+            redis,
+            Allocations(redis, rates=rates, retention_seconds=retention),
+            retention_seconds=retention,
+        )
+        self._limiter = Limiter(redis, concurrency_limit=concurrency, creation_rate=rate)
+        self._presence = Presence(
+            redis, slot_seconds=settings.lease_lost_seconds, trainer_seconds=settings.trainer_lost_seconds
+        )
+        self._looked = 0.0
+        self._budgets = spec.budgets
+
+    def run(self) -> str:
+        settings, episode_id = self._context.settings, self._spec.episode_id
+        owner = f"{self._context.slot_id}-{os.getpid()}-{secrets.token_hex(4)}"
+        lease = self._ledger.take(episode_id, self._attempt, owner, lease_seconds=settings.lease_lost_seconds)
+        if lease is None:
+            logger.warning("not ours to run: its row names another job or is over", extra={"episode": episode_id})
+            return "skipped"
+        keeper = LeaseKeeper(
+            self._ledger,
+            lease,
+            renew_seconds=settings.lease_renew_seconds,
+            lost_seconds=settings.lease_lost_seconds,
+        )
+        with keeper:
+            return self._run_leased(lease, keeper)
+
+    def _run_leased(self, lease: Lease, keeper: LeaseKeeper) -> str:
+        provider = self._context.make_provider()
+        allocator = Allocator(
+            self._spec.episode_id,
+            lease.token,
+            allocations=self._ledger.allocations,
+            limiter=self._limiter,
+            provider=provider,
+            check=lambda: self._check(keeper),
+        )
+        settings = self._context.settings
+        parts = Parts(
+            ledger=self._ledger,
+            provider=provider,
+            allocator=allocator,
+            session=self._context.make_session(self._budgets),
+            transcript=Transcript(
+                self._redis,
+                self._spec.episode_id,
+                limit_bytes=settings.transcript_bytes,
+                retention_seconds=settings.receipt_retention_seconds,
+            ),
+            farm_tag=self._ledger.farm_tag(),
+            worker_id=self._context.worker_id,
+            check=lambda: self._check(keeper),
+            allow=keeper.allow,
+        )
+        timeline = Timeline(
+            deadline_seconds=self._budgets.deadline_seconds, window_seconds=self._budgets.policy_window_seconds
+        )
+        timeline.note(Phase.QUEUE, lease.taken_at - lease.queued_at)
+        executor = Executor(self._spec, lease, self._budgets, parts, timeline)
+        try:
+            receipt = self._drive(lease, keeper, executor, timeline)
+        except BaseException:
+            allocator.abandon()  # no receipt can be written: whoever holds the token now finishes the episode
+            raise
+        return receipt.outcome if receipt is not None else "deferred"
+
+    def _drive(self, lease: Lease, keeper: LeaseKeeper, executor: Executor, timeline: Timeline) -> Receipt | None:
+        mailbox = Mailbox(self._redis, self._spec.episode_id)
+        try:
+            with timeline.timed(Phase.ADMISSION):
+                admission = self._admit(keeper)
+        except EpisodeAborted as error:
+            return executor.abort(error)
+        if admission is Admission.STEP_BACK:
+            self._step_back(lease)
+            return None
+        if self._spec.drive is Drive.REMOTE:
+            return drive_remote(executor, mailbox, lease.token)
+        if self._spec.policy is None:
+            raise RuntimeError("the schema lets no autonomous episode pass without a policy")
+        return drive_script(executor, self._spec.policy)
+
+    def _admit(self, keeper: LeaseKeeper) -> Admission:
+        budgets, reservation = self._budgets, self._spec.reservation_id
+        wait = budgets.reserved_admission_seconds if reservation else budgets.admission_seconds
+        keeper.allow(wait + self._context.settings.lease_lost_seconds)
+        return self._limiter.admit(
+            self._spec.episode_id,
+            reservation_id=reservation,
+            wait_seconds=wait,
+            check=lambda: self._check(keeper),
+        )
+
+    def _step_back(self, lease: Lease) -> None:
+        """Leave the slot to a reserved batch: back to the end of the queue, as the next attempt's job."""
+        settings = self._context.settings
+        if settings.redis_url is None or not self._ledger.defer(lease):
+            raise LeaseLost(f"{lease.episode_id}: not ours to give back")
+        self._limiter.leave(lease.episode_id)
+        queue = JobQueue(client(settings.redis_url, text=False), settings.queue)
+        queue.enqueue(self._spec, lease.attempt + 1)
+
+    def _check(self, keeper: LeaseKeeper) -> None:
+        """Raise when this episode has to end: lease lost, worker closing, trainer gone, cancelled."""
+        keeper.check()
+        if _closing:
+            raise EpisodeAborted(Outcome.CANCELLED, "its worker was told to stop and its drain time is over")
+        now = time.monotonic()
+        if now - self._looked < 1.0:
+            return
+        self._looked = now
+        trainer = self._spec.trainer_id
+        if trainer is not None and not self._presence.trainer_alive(trainer):
+            raise EpisodeAborted(Outcome.TRAINER_LOST, f"trainer {trainer} has sent no heartbeat")
+        if self._ledger.cancelled(self._spec.episode_id):
+            raise EpisodeAborted(Outcome.CANCELLED, "cancelled")

@@ -1,0 +1,111 @@
+"""What the SDK raises, turned into the farm's typed errors. Decided by class and status alone, never by text.
+
+Always holds: every error that leaves `control_plane` or `in_sandbox` is a `ProviderError`; whatever is not known to
+have had no effect is `OutcomeUnknown`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import e2b
+import httpx
+
+from orchestrator.errors import (
+    AuthenticationFailed,
+    ConcurrencyLimited,
+    CreateRejected,
+    NothingSent,
+    OutcomeUnknown,
+    ProviderError,
+    RateLimited,
+    SandboxGone,
+)
+from workers.sandboxes.headers import Answer, forget_answer, last_answer
+
+logger = logging.getLogger(__name__)
+
+_IN_DOUBT = {"idempotency_in_progress", "idempotency_outcome_unknown"}
+"""Error codes of a create whose key is known but whose fate is not (409 or 422)."""
+
+
+@contextmanager
+def control_plane(call: str, *, creates: bool = False) -> Iterator[None]:
+    """Translate whatever one control-plane call raises; `creates` when a refusal means that nothing was allocated."""
+    forget_answer()
+    try:
+        yield
+    except ProviderError:
+        raise
+    except Exception as error:  # the SDK lets httpx, json, type and bare Exceptions through
+        raise _from_answer(call, error, last_answer(), creates=creates) from error
+
+
+@contextmanager
+def in_sandbox(call: str) -> Iterator[None]:
+    """Translate whatever one call to a sandbox's agent raises."""
+    forget_answer()
+    try:
+        yield
+    except ProviderError:
+        raise
+    except Exception as error:  # as above
+        raise _from_agent(call, error) from error
+
+
+def _from_answer(call: str, error: Exception, answer: Answer | None, *, creates: bool) -> ProviderError:
+    detail = _detail(call, error)
+    if answer is None:
+        return _without_answer(detail, error)
+    status = answer.status
+    if status in (401, 403):
+        return AuthenticationFailed(f"{detail}; check E2B_API_KEY")
+    if status == 429:
+        return _too_many(detail, answer)
+    if status == 404 and not creates:
+        return SandboxGone(detail)
+    if status == 409 or answer.error_code in _IN_DOUBT:
+        mismatch = answer.error_code is not None and answer.error_code not in _IN_DOUBT
+        return CreateRejected(detail) if creates and mismatch else OutcomeUnknown(detail)
+    if 400 <= status < 500 and status != 408:
+        return CreateRejected(detail) if creates else ProviderError(detail)
+    return OutcomeUnknown(detail)
+
+
+def _without_answer(detail: str, error: Exception) -> ProviderError:
+    # ConnectError and ConnectTimeout are raised before a byte of the request was written.
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return NothingSent(detail)
+    if isinstance(error, e2b.AuthenticationException):
+        return AuthenticationFailed(f"{detail}; set E2B_API_KEY")
+    if isinstance(error, e2b.InvalidArgumentException):  # the SDK refused it before sending
+        return CreateRejected(detail)
+    return OutcomeUnknown(detail)
+
+
+def _too_many(detail: str, answer: Answer) -> ProviderError:
+    if answer.retry_after_seconds is None:
+        return ConcurrencyLimited(detail)
+    return RateLimited(detail, answer.retry_after_seconds)
+
+
+def _from_agent(call: str, error: Exception) -> ProviderError:
+    detail = _detail(call, error)
+    match error:
+        case e2b.SandboxNotRunningException() | e2b.SandboxNotFoundException():
+            return SandboxGone(detail)
+        case e2b.AuthenticationException():
+            return AuthenticationFailed(detail)
+        case e2b.RateLimitException():
+            answer = last_answer()
+            return RateLimited(detail, answer.retry_after_seconds if answer else None)
+        case e2b.NotEnoughSpaceException() | e2b.InvalidArgumentException():
+            return ProviderError(detail)  # refused: the disk is full, or the path names a directory
+        case _:
+            return OutcomeUnknown(detail)
+
+
+def _detail(call: str, error: Exception) -> str:
+    return f"{call}: {type(error).__name__}: {str(error)[:300]}"

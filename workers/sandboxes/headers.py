@@ -1,0 +1,94 @@
+"""The one seam into the e2b SDK: what the last control-plane answer of this thread said, below the SDK's exceptions.
+
+The SDK's exceptions carry no headers, and an undecodable body hides even the status; the two kinds of 429 differ by
+Retry-After alone. So the transport that the SDK asks `e2b.api.client_sync.get_transport` for is wrapped once, at
+import, in a pass-through that notes status and headers. Nothing is changed on the way. The retries of refused connections (three,
+1.8 s in all) are switched off at the same place: a call here is one attempt. When the SDK moves either, importing this module fails and says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import e2b.api.client_sync as seam
+import httpx
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server answered, before the SDK made an exception of it."""
+
+    status: int
+    retry_after_seconds: float | None
+    error_code: str | None
+
+
+class _Noted(threading.local):
+    answer: Answer | None = None
+
+
+_noted = _Noted()
+
+
+def forget_answer() -> None:
+    """Call before a request, so that an older answer is never taken for its own."""
+    _noted.answer = None
+
+
+def last_answer() -> Answer | None:
+    """The last answer this thread received since `forget_answer`; None when none came."""
+    return _noted.answer
+
+
+class _Noting(httpx.BaseTransport):
+    def __init__(self, inner: httpx.BaseTransport) -> None:
+        self._inner = inner
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._inner.handle_request(request)
+        _noted.answer = Answer(
+            status=response.status_code,
+            retry_after_seconds=_seconds(response.headers.get("retry-after")),
+            error_code=_error_code(response),
+        )
+        return response
+
+    # The SDK shares one pool behind all its clients: closing a client must not close it, so `close` stays a no-op.
+
+
+def _seconds(header: str | None) -> float | None:
+    """Retry-After as seconds; a header that is there but unreadable (a date) still means the rate kind: 1 s."""
+    if header is None:
+        return None
+    return float(header) if header.isascii() and header.isdigit() else 1.0
+
+
+def _error_code(response: httpx.Response) -> str | None:
+    if response.status_code not in (409, 422):  # the statuses of the idempotency codes; other bodies stay unread
+        return None
+    response.read()
+    try:
+        body = response.json()
+    except ValueError:
+        return None
+    code = body.get("error_code") if isinstance(body, dict) else None
+    return code if isinstance(code, str) else None
+
+
+def _wrap(get_transport: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(*args: Any, **kwargs: Any) -> _Noting:
+        return _Noting(get_transport(*args, **kwargs))
+
+    return noting
+
+
+if not callable(getattr(seam, "get_transport", None)) or not hasattr(seam, "connection_retries"):
+    raise ImportError(
+        "e2b.api.client_sync.get_transport or .connection_retries is gone: this e2b release moved the seam that workers/sandboxes/headers.py"
+        " needs to tell the two kinds of 429 apart; pin an older e2b or move the seam"
+    )
+seam.get_transport = _wrap(seam.get_transport)
+seam.connection_retries = 0

@@ -1,0 +1,86 @@
+"""One of a worker's two places: an ordinary forking RQ worker that runs nothing but episodes.
+
+What always holds: a job that could make RQ execute anything else is failed, unrun; a horse dies with its slot; a second
+stop signal closes the running episode in order instead of killing it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from types import FrameType
+
+from redis import Redis
+from rq import Queue, Worker
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from orchestrator.connection import client
+from orchestrator.queue import EXECUTABLE_EXTRAS, refusal
+from workers import jobs
+from workers.parentage import die_with_parent, leave_terminal_signals_to_parent
+
+logger = logging.getLogger(__name__)
+
+
+class SlotWorker(Worker):
+    """RQ's worker, narrowed to one function."""
+
+    _slot_pid = 0
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """Refuse what is not an episode, before anything of it is resolved; run the rest in a fork."""
+        reason = refuse(self.connection, job)
+        if reason is None:
+            self._slot_pid = os.getpid()
+            super().execute_job(job, queue)
+            return
+        self.log.error("job %s refused: %s", job.id, reason)
+        self.connection.hdel(job.key, *EXECUTABLE_EXTRAS)  # failing a job would retry it, call back, send webhooks
+        harmless = Job.fetch(job.id, connection=self.connection, serializer=JSONSerializer)
+        execution = self.prepare_execution(harmless)
+        self.handle_job_failure(harmless, queue, exc_string=f"refused: {reason}", execution=execution)
+
+    def main_work_horse(self, job: Job, queue: Queue) -> None:
+        """Tie the fresh horse to this slot before it does anything."""
+        die_with_parent(self._slot_pid)
+        super().main_work_horse(job, queue)
+
+    def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
+        """A second stop signal: the horse ends its episode at the next boundary, cleaned up and with a receipt."""
+        if self.horse_pid:
+            os.kill(self.horse_pid, signal.SIGTERM)
+        else:
+            super().request_force_stop(signum, frame)
+
+
+def refuse(connection: Redis, job: Job) -> str | None:
+    """Why this job must not run; reads the raw hash, so nothing in it is resolved or deserialised."""
+    raw = connection.hgetall(job.key)
+    fields = {_text(name): value for name, value in raw.items()}
+    try:
+        func_name = job.func_name
+    except Exception as error:  # noqa: BLE001 - the room's border to hostile data: whatever it is, it is refused
+        return f"its data cannot be read: {error}"
+    extras = {"instance": job._instance, **fields}
+    return refusal(extras, func_name)
+
+
+def run_slot(context: jobs.SlotContext, supervisor_pid: int) -> None:
+    """The slot process's main: work until told to stop. Called in a fresh fork of the supervisor."""
+    die_with_parent(supervisor_pid)
+    leave_terminal_signals_to_parent()
+    jobs.bind(context)
+    if context.settings.redis_url is None:
+        raise RuntimeError("a slot needs a Redis URL")
+    connection = client(context.settings.redis_url, text=False)
+    queue = Queue(context.settings.queue, connection=connection, serializer=JSONSerializer)
+    worker = SlotWorker(
+        [queue], name=context.slot_id, connection=connection, serializer=JSONSerializer, job_monitoring_interval=5
+    )
+    worker.work(logging_level=context.settings.log_level.upper(), with_scheduler=False)
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name

@@ -1,0 +1,323 @@
+"""One session of the Terminus environment: one sandbox, one tool, on OpenEnv's MCPEnvironment.
+
+Speaks the wire of OpenEnv's own Terminus (tool `terminal(command, final_answer)`, reset arguments `setup` and
+`verify`, the same reset metadata and state), with these decisions of ours:
+
+- Verify commands are held-out: whoever holds the session is often the policy itself. So `verify_commands` in metadata
+  and state is always an empty list (the key and its kind stay), the reset message names their number, and results
+  say passed or failed only.
+- The reward is passed/total of the verify commands. Nothing that the sandbox wrote (`reward.txt`) counts.
+- A creation is one attempt. Failures of a provider are typed data in the metadata (`failure`), and an error for plain
+  clients; after one in a step the session stays failed.
+- `close` never raises: a failed deletion is reported (teardown.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from fastmcp import FastMCP
+from openenv.core.env_server.mcp_environment import MCPEnvironment  # type: ignore[import-untyped]
+from openenv.core.env_server.types import Action, Observation, State  # type: ignore[import-untyped]
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from orchestrator.errors import CreateRejected, OutcomeUnknown, ProviderError, SandboxGone
+from orchestrator.provider import CommandResult, CreateRequest, Provider, Sandbox
+from orchestrator.settings import Budgets
+from workers.terminus import observation
+from workers.terminus.teardown import TeardownFailures
+from workers.terminus.wire import to_wire
+
+_ALLOCATION = TypeAdapter(CreateRequest)
+
+_COMMANDS_KEPT = 64
+"""Commands that the state remembers; an endless session must not grow without bound."""
+
+_ANSWER_SECONDS = 5
+"""What a command's answer may take beyond the command's own limit."""
+
+
+class ShellResult(BaseModel):
+    """Outcome of one shell command, in upstream's form."""
+
+    command: str
+    output: str = ""
+    error: str | None = None
+    success: bool = True
+
+
+class TerminusState(State):  # type: ignore[misc]
+    """What a session holder may read of the session, in upstream's form."""
+
+    sandbox_id: str | None = None
+    setup_results: list[ShellResult] = Field(default_factory=list)
+    verify_commands: list[str] = Field(default_factory=list)
+    verify_results: list[ShellResult] = Field(default_factory=list)
+    commands: list[ShellResult] = Field(default_factory=list)
+    submitted_answer: str | None = None
+    last_reward: float | None = None
+    last_error: str | None = None
+
+
+@dataclass(frozen=True)
+class SessionDefaults:
+    """What a reset without an `allocation` of the farm creates."""
+
+    template: str = "base"
+    lifetime_seconds: int = 600
+    allow_internet_access: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
+    """One session; its methods may be called from any thread, its commands run one after another."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(
+        self,
+        provider: Provider,
+        budgets: Budgets,
+        teardowns: TeardownFailures,
+        *,
+        defaults: SessionDefaults | None = None,
+        on_closed: Callable[[TerminusEnvironment], None] | None = None,
+    ) -> None:
+        super().__init__(FastMCP("terminus_env"))
+        self._provider = provider
+        self._budgets = budgets
+        self._teardowns = teardowns
+        self._defaults = defaults or SessionDefaults()
+        self._on_closed = on_closed
+        self._sandbox: Sandbox | None = None
+        self._verify: list[str] = []
+        self._failure: ProviderError | None = None
+        self._last: dict[str, Any] = {}
+        self._state = TerminusState(episode_id=str(uuid4()), step_count=0)
+        self._owning = threading.Lock()  # guards which sandbox is ours, never held during a command
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="terminus")
+        self.tool()(self._tool())
+
+    def _tool(self) -> Callable[..., Any]:
+        async def terminal(command: str = "", final_answer: str = "") -> str:
+            """Run a shell command or submit a final answer inside the sandbox.
+
+            Args:
+                command: Shell command to execute in the episode's sandbox.
+                final_answer: Answer to submit; any verify commands of the reset then run.
+
+            Returns:
+                The command's output, or a summary of the verification.
+            """
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, self._terminal, command, final_answer)
+
+        return terminal
+
+    # reset
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        """Create a fresh sandbox, in one attempt, and run the setup commands in it."""
+        self._release()
+        self._state = TerminusState(episode_id=episode_id or str(uuid4()), step_count=0)
+        self._failure, self._last = None, {}
+        try:
+            self._create(kwargs.get("allocation"))
+            return self._set_up(
+                _commands(kwargs.get("setup", kwargs.get("setup_scripts"))),
+                _commands(kwargs.get("verify", kwargs.get("verify_scripts"))),
+            )
+        except ProviderError as error:
+            self._failure = error
+            self._state.last_error = str(error)
+            return _refused(
+                error=f"failed to create sandbox: {type(error).__name__}: {error}",
+                sandbox_id=self._state.sandbox_id,
+                failure=to_wire(error),
+            )
+
+    def _create(self, allocation: Any) -> None:
+        created = self._provider.create(self._request(allocation))
+        with self._owning:
+            self._sandbox = created
+        self._state.sandbox_id = created.sandbox_id
+
+    def _request(self, allocation: Any) -> CreateRequest:
+        if allocation is None:
+            return CreateRequest(
+                allocation_id=f"terminus-{uuid4().hex}",
+                template=self._defaults.template,
+                lifetime_seconds=self._defaults.lifetime_seconds,
+                allow_internet_access=self._defaults.allow_internet_access,
+                metadata=self._defaults.metadata,
+            )
+        try:
+            return _ALLOCATION.validate_python(allocation)
+        except ValidationError as error:
+            raise CreateRejected(f"allocation: {error.error_count()} fields are wrong or missing") from error
+
+    def _set_up(self, setup: list[str], verify: list[str]) -> Observation:
+        self._verify = verify
+        results = [self._shell(command) for command in setup]
+        self._state.setup_results = results
+        shown = [result.model_dump() for result in results]
+        if not all(result.success for result in results):
+            return _refused(sandbox_id=self._state.sandbox_id, message="Setup command failed.", setup_results=shown)
+        message = "Terminus environment ready. Use terminal(command=...) to work."
+        if setup:
+            message += f" Setup commands run: {len(setup)}."
+        if verify:
+            message += f" Verify commands registered: {len(verify)}."
+        return Observation(
+            done=False,
+            reward=None,
+            metadata={
+                "status": "ready",
+                "sandbox_id": self._state.sandbox_id,
+                "message": message,
+                "setup_results": shown,
+                "verify_commands": [],
+            },
+        )
+
+    # step
+
+    async def step_async(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        """Run one action; a terminal step's facts go into the metadata."""
+        self._last = {}
+        return self._stepped(await super().step_async(action, timeout_s=timeout_s, **kwargs))
+
+    def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        """The same from synchronous code."""
+        self._last = {}
+        return self._stepped(super().step(action, timeout_s=timeout_s, **kwargs))
+
+    def _stepped(self, seen: Observation) -> Observation:
+        self._state.step_count += 1
+        seen.metadata = {**seen.metadata, **self._last}
+        if self._state.last_reward is not None:
+            seen.done, seen.reward = True, self._state.last_reward
+        return seen
+
+    def _step_impl(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+        return Observation(
+            done=False,
+            reward=None,
+            metadata={
+                "error": f"Unknown action type: {type(action).__name__}. "
+                "Use ListToolsAction or CallToolAction for MCP interactions."
+            },
+        )
+
+    def _terminal(self, command: str, final_answer: str) -> str:
+        if self._failure is None and self._sandbox is None:
+            self._last = {"failure": to_wire(SandboxGone("the session has no sandbox"))}
+            return "Error: environment not reset. Call reset() first."
+        try:
+            if self._failure is not None:
+                raise self._failure
+            if final_answer:
+                return self._submit(final_answer)
+            if not command.strip():
+                return "Error: command or final_answer is required."
+            return self._run_command(command)
+        except ProviderError as error:
+            self._failure = error
+            self._state.last_error = str(error)
+            self._last = {"failure": to_wire(error)}
+            raise
+
+    def _run_command(self, command: str) -> str:
+        if len(command.encode(errors="surrogatepass")) > self._budgets.command_bytes:
+            return f"Error: command is longer than {self._budgets.command_bytes} bytes."
+        seen = self._observe(self._execute(command))
+        self._last = {
+            "exit_code": seen.exit_code,
+            "timed_out": seen.timed_out,
+            "truncated": seen.truncated,
+            "binary": seen.binary,
+        }
+        result = ShellResult(command=command, output=seen.text, success=seen.exit_code == 0)
+        self._state.commands = [*self._state.commands[1 - _COMMANDS_KEPT :], result]
+        return seen.text
+
+    def _submit(self, answer: str) -> str:
+        self._state.submitted_answer = answer
+        if not self._verify:
+            return f"Answer submitted: {answer}"
+        passed = [self._execute(command).exit_code == 0 for command in self._verify]
+        self._state.verify_results = [ShellResult(command="", success=success) for success in passed]
+        reward = sum(passed) / len(passed)
+        self._state.last_reward = reward
+        return f"Answer submitted: {answer}\nVerification: {sum(passed)}/{len(passed)} passed; reward={reward}"
+
+    def _shell(self, command: str) -> ShellResult:
+        seen = self._observe(self._execute(command))
+        error = None if seen.exit_code == 0 else f"exit code {seen.exit_code}"
+        return ShellResult(command=command, output=seen.text, error=error, success=error is None)
+
+    def _execute(self, command: str) -> CommandResult:
+        sandbox = self._sandbox
+        if sandbox is None:
+            raise SandboxGone("the session was closed")
+        limits = self._budgets
+        patience = min(limits.command_seconds + _ANSWER_SECONDS, max(1.0, limits.message_seconds - 1))
+        if patience <= limits.command_seconds:
+            raise OutcomeUnknown("message_seconds leaves a command no time to answer; raise it")
+        return sandbox.run(
+            command,
+            timeout_seconds=limits.command_seconds,
+            output_limit_bytes=limits.observation_bytes,
+            response_seconds=patience,
+        )
+
+    def _observe(self, result: CommandResult) -> observation.Observation:
+        return observation.observe(
+            result,
+            limit_bytes=self._budgets.observation_bytes,
+            command_seconds=self._budgets.command_seconds,
+        )
+
+    # state and end
+
+    @property
+    def state(self) -> TerminusState:
+        """What the session holder may read."""
+        return self._state
+
+    def close(self) -> None:
+        """Delete the sandbox; may be called again, and never raises."""
+        self._release()
+        self._thread.shutdown(wait=False)
+        if self._on_closed is not None:
+            self._on_closed(self)
+        super().close()
+
+    def _release(self) -> None:
+        with self._owning:
+            sandbox, self._sandbox = self._sandbox, None
+            if sandbox is None:
+                return
+            try:
+                self._provider.delete(sandbox.sandbox_id)
+            except ProviderError as error:
+                self._teardowns.report(sandbox.sandbox_id, error)
+
+
+def _refused(**metadata: Any) -> Observation:
+    present = {key: value for key, value in metadata.items() if value is not None}
+    return Observation(done=True, reward=None, metadata={"status": "error", **present})
+
+
+def _commands(value: Any) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [value] if value.strip() else []
+    return [str(item) for item in value if str(item).strip()]

@@ -1,0 +1,169 @@
+"""The Terminus server: OpenEnv's HTTP and WebSocket routes over our environment, with a fixed number of places.
+
+Always holds: what the server created it tries to delete, whether a session is closed, its client vanishes, or the
+server is told to stop; what could not be deleted is listed at GET /teardown-failures. OpenEnv's stateless /reset,
+/step and /state are left out: each would make a session outside the places and close it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from openenv.core.env_server.http_server import HTTPEnvServer  # type: ignore[import-untyped]
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation  # type: ignore[import-untyped]
+from openenv.core.env_server.types import ConcurrencyConfig, ServerMode  # type: ignore[import-untyped]
+
+from orchestrator.provider import Provider
+from orchestrator.settings import Budgets
+from workers.terminus.access import BearerToken, check_exposure
+from workers.terminus.environment import SessionDefaults, TerminusEnvironment, TerminusState
+from workers.terminus.sessions import AttachedSessions
+from workers.terminus.teardown import TeardownCallback, TeardownFailures
+
+logger = logging.getLogger(__name__)
+
+_UNATTACHED_SECONDS = 300.0
+"""An HTTP-made session without a WebSocket and without a call for so long is given up; one with a WebSocket never."""
+
+_STATELESS = {"/reset", "/step", "/state"}
+"""Removed after registration: OpenEnv's production mode leaves them out too, but costs 0.7 s and 17 MB of imports."""
+
+_GRACE_SECONDS = 1.0
+"""What a stopping server gives open connections before it cancels them; sandboxes are deleted after that."""
+
+
+class _OpenSessions:
+    """The environments that are not closed yet; may be used from any thread."""
+
+    def __init__(self) -> None:
+        self._open: set[TerminusEnvironment] = set()
+        self._lock = threading.Lock()
+
+    def add(self, environment: TerminusEnvironment) -> None:
+        with self._lock:
+            self._open.add(environment)
+
+    def discard(self, environment: TerminusEnvironment) -> None:
+        with self._lock:
+            self._open.discard(environment)
+
+    def close_all(self) -> None:
+        """Close every session, side by side: each deletion is one attempt, bounded by the provider."""
+        with self._lock:
+            remaining = list(self._open)
+        if not remaining:
+            return
+        with ThreadPoolExecutor(max_workers=len(remaining)) as pool:
+            list(pool.map(TerminusEnvironment.close, remaining))
+
+
+def create_app(
+    provider: Provider,
+    budgets: Budgets,
+    *,
+    max_sessions: int = 2,
+    defaults: SessionDefaults | None = None,
+    token: str | None = None,
+    on_teardown_failure: TeardownCallback | None = None,
+    vanished_seconds: float = 2.0,
+) -> FastAPI:
+    """The server's application; `vanished_seconds` is how long a session outlives its client's last WebSocket."""
+    teardowns = TeardownFailures(on_teardown_failure)
+    sessions = _OpenSessions()
+
+    def environment() -> TerminusEnvironment:
+        made = TerminusEnvironment(provider, budgets, teardowns, defaults=defaults, on_closed=sessions.discard)
+        sessions.add(made)
+        return made
+
+    app = FastAPI(title="Terminus")
+    HTTPEnvServer(
+        environment,
+        CallToolAction,
+        CallToolObservation,
+        concurrency_config=ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=_UNATTACHED_SECONDS),
+        env_name="terminus_env",
+        state_cls=TerminusState,
+    ).register_routes(app, mode=ServerMode.SIMULATION)
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in _STATELESS]
+
+    @app.get("/teardown-failures")
+    def teardown_failures() -> list[dict[str, Any]]:
+        """Sandboxes whose deletion failed, oldest first."""
+        return teardowns.rows()
+
+    async def stop() -> None:
+        await asyncio.to_thread(sessions.close_all)
+
+    app.router.on_shutdown.append(stop)
+    app.add_middleware(AttachedSessions, grace_seconds=vanished_seconds)
+    if token is not None:
+        app.add_middleware(BearerToken, token=token)
+    return app
+
+
+def serve(
+    provider: Provider,
+    budgets: Budgets,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    listener: socket.socket | None = None,
+    ready: Callable[[str], None] | None = None,
+    token: str | None = None,
+    **options: Any,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then close every session; `ready` gets the base URL once requests are answered.
+
+    `listener` is a bound socket to serve on instead of `host` and `port`: whoever owns it can restart the server at
+    the same address. `options` are those of `create_app`. Raises SettingsError for a host beyond loopback without a token.
+    """
+    if listener is not None:
+        host = listener.getsockname()[0]
+    check_exposure(host, token)
+    app = create_app(provider, budgets, token=token, **options)
+    listener = listener if listener is not None else _listen(host, port)
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",  # uvloop leaks descriptors into children
+        log_level="warning",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(_GRACE_SECONDS)),
+    )
+    announce = partial(ready, _base_url(listener)) if ready is not None else None
+    with listener:
+        _Server(config, announce).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None] | None) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self._announce is not None and not self.should_exit:
+            self._announce()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    return listener
+
+
+def _base_url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
