@@ -7,7 +7,7 @@ again, with backoff, for about ten seconds; after that the error reaches the cal
 from __future__ import annotations
 
 from redis import Redis
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import BusyLoadingError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -21,24 +21,20 @@ BLOCK_SECONDS = 5
 _SOCKET_SECONDS = 15
 
 
-def connect(url: str, *, text: bool = True) -> Redis:
-    """A client of the farm's Redis that has answered once; `text=False` is what RQ needs.
-
-    Raises RedisUnavailable at once when the server cannot be reached or refuses us.
-    """
+def require_answer(url: str) -> None:
+    """Raise RedisUnavailable at once when the farm's Redis cannot be reached or refuses us."""
     try:
-        with Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3, retry=None) as first:
+        with Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3, retry=Retry(NoBackoff(), 0)) as first:
             first.ping()
     except (RedisError, ValueError, OSError) as error:
         raise RedisUnavailable(
             f"no Redis at {_without_password(url)} ({error}); start one, or correct REDIS_URL, "
             "or unset it to use the embedded server"
         ) from error
-    return client(url, text=text)
 
 
 def client(url: str, *, text: bool = True) -> Redis:
-    """The same client without asking first: makes no request, so it may be built before a fork."""
+    """A client of the farm's Redis; `text=False` is what RQ needs. Makes no request, so it may precede a fork."""
     keepalive = {} if url.startswith("unix:") else {"socket_keepalive": True}
     return Redis.from_url(
         url,

@@ -6,15 +6,17 @@ asked again; an infrastructure failure is remembered and raised again when the r
 
 from __future__ import annotations
 
+import secrets
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
 from orchestrator.errors import ActionPending, EpisodeAborted, EpisodeClosed, FarmError, InfrastructureLost
-from orchestrator.ledger import Ledger
+from orchestrator.ledger import EpisodeRow, Ledger, unrun_receipt
 from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
 from orchestrator.records import EpisodeSpec, Receipt
-from orchestrator.vocabulary import Drive
+from orchestrator.vocabulary import Drive, EpisodeState, Outcome
 
 _LOOK_SECONDS = 1.0
 """How often a waiting call looks for the receipt of an episode that ended without answering it."""
@@ -114,9 +116,25 @@ class Episode:
             self.wait()
 
     def cancel(self) -> None:
-        """Ask for the end without waiting for it."""
-        if self.receipt() is None:
-            self._ledger.cancel(self.episode_id)
+        """Ask for the end without waiting for it; an episode that nobody has taken yet ends here and now."""
+        row = self._ledger.row(self.episode_id)
+        if row is None or row.state is EpisodeState.FINAL:
+            return
+        self._ledger.cancel(self.episode_id)
+        if row.state is EpisodeState.QUEUED and self._end_queued(row):
+            return
+        if self._ready is not None:
+            with suppress(EpisodeClosed):
+                self._mailbox.post(self._number + 1, Action(name="close"))
+
+    def _end_queued(self, row: EpisodeRow) -> bool:
+        """Take the lease ourselves, as a slot would, and write the receipt: no sandbox was ever intended."""
+        lease = self._ledger.take(self.episode_id, row.attempt, f"closed-{secrets.token_hex(8)}", lease_seconds=30)
+        if lease is None:
+            return False
+        receipt = unrun_receipt(row, Outcome.CANCELLED, "closed before it was taken", self._ledger.now())
+        self._ledger.commit(receipt, lease.token)
+        return True
 
     def receipt(self) -> Receipt | None:
         """The receipt, or None while the episode is open."""

@@ -12,11 +12,13 @@ the caller must change something; its text says what to do next. Nobody matches 
     ├── EpisodeAborted           an episode ended without a score; `.outcome` says why
     │   └── InfrastructureLost   raised by a step whose sandbox, server or transport is gone
     ├── EpisodeClosed            a call on an episode that already ended
+    ├── CommandTooLarge          a terminal command over the limit; nothing was run
     ├── ActionPending            the worker took the action and has not answered within the caller's patience
     └── ProviderError            a sandbox provider refused or failed
         ├── AuthenticationFailed   wrong key: fatal at once, never retried
         ├── CreateRejected         the request itself is wrong (template, body): never retried
         ├── NothingSent            connection refused before a byte left: safe to repeat
+        │   └── ServerAtCapacity     every place of the Terminus server is taken: wait for one
         ├── RateLimited            429, rate kind; `.retry_after_seconds` when the provider said so
         ├── ConcurrencyLimited     429, concurrency kind: heals with a deletion, not with time
         ├── OutcomeUnknown         the answer was lost: something may have been allocated or done
@@ -67,6 +69,10 @@ class EpisodeClosed(FarmError):
     """The episode has ended; read its receipt."""
 
 
+class CommandTooLarge(FarmError):
+    """A terminal command is larger than one message may be; nothing was run, the episode goes on."""
+
+
 class ActionPending(FarmError):
     """The action was taken by the worker and is still running; ask again with the same number."""
 
@@ -85,6 +91,10 @@ class CreateRejected(ProviderError):
 
 class NothingSent(ProviderError):
     """The connection was refused before anything was sent."""
+
+
+class ServerAtCapacity(NothingSent):
+    """Every place of the Terminus server is taken; nothing was created."""
 
 
 class RateLimited(ProviderError):

@@ -20,7 +20,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:waiters              | zset   | episode waiting for a permit -> place in line    | limiter           | empties itself, stale ones pruned |
 | farm:waiters:seen         | zset   | the same -> last asked at                        | limiter           | with farm:waiters |
 | farm:wake:<e>             | list   | wakes one waiter                                 | release of permit | 60 s |
-| farm:reservations         | hash   | reservation -> "remaining:expires at"            | limiter           | fields pruned when expired |
+| farm:reservations         | hash   | reservation -> "remaining:expires at:total"            | limiter           | fields pruned when expired |
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
 | farm:worker:<w>           | hash   | a worker's host, pid, slots, state               | supervisor        | 3 lease times |
 | farm:trainer:<t>          | string | a trainer's heartbeat                            | pool              | trainer_lost_seconds |

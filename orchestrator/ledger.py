@@ -193,5 +193,28 @@ class Ledger:
         return seconds + micros / 1_000_000
 
 
+def unrun_receipt(
+    row: EpisodeRow, outcome: Outcome, detail: str, finished_at: float, allocations: tuple[str, ...] = ()
+) -> Receipt:
+    """The receipt of an episode that ends without anybody having run it to its end."""
+    return Receipt(
+        episode_id=row.episode_id,
+        attempt=row.attempt,
+        run_id=row.spec.run_id,
+        group_id=row.spec.group_id,
+        task_id=row.spec.task.id,
+        task_digest=row.spec.task.digest(),
+        template=row.spec.template,
+        drive=row.spec.drive,
+        outcome=outcome,
+        reward=None,
+        detail=detail,
+        queued_at=row.queued_at,
+        started_at=row.started_at,
+        finished_at=finished_at,
+        allocations=allocations,
+    )
+
+
 def _ms(seconds: float) -> int:
     return int(seconds * 1000)

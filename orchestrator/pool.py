@@ -16,20 +16,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
 
-from redis import Redis
 from redis.exceptions import RedisError
 
-from orchestrator.allocations import Allocations
-from orchestrator.connection import BLOCK_SECONDS, connect
-from orchestrator.cost import Rates
+from orchestrator.connection import BLOCK_SECONDS, require_answer
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, FarmError, RedisUnavailable
+from orchestrator.errors import CapacityError, FarmError
+from orchestrator.farm import open_farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Ledger
 from orchestrator.limiter import Capacity, Limiter
 from orchestrator.mailbox import Mailbox
-from orchestrator.presence import Presence
-from orchestrator.queue import JobQueue
 from orchestrator.records import EpisodeSpec, Script, SettledReceipt
 from orchestrator.settings import Budgets, Settings
 from orchestrator.tasks import Task
@@ -63,25 +58,13 @@ class Pool:
     """A connection to the farm for one run. Use as a context manager."""
 
     def __init__(self, settings: Settings, *, run_id: str | None = None) -> None:
-        if settings.redis_url is None:
-            raise RedisUnavailable("REDIS_URL is not set; set it, or use the embedded stack (rollout-farm up)")
         self.run_id = run_id or f"run-{secrets.token_hex(5)}"
         self.trainer_id = f"trainer-{secrets.token_hex(6)}"
-        self.redis: Redis = connect(settings.redis_url)
         self.settings = settings
-        retention = settings.receipt_retention_seconds
-        rates = Rates(settings.vcpu_usd_per_second, settings.gib_usd_per_second)
-        self.ledger = Ledger(
-            self.redis,
-            Allocations(self.redis, rates=rates, retention_seconds=retention),
-            retention_seconds=retention,
-        )
-        concurrency, rate = settings.limits()
-        self._limiter = Limiter(self.redis, concurrency_limit=concurrency, creation_rate=rate)
-        self._queue = JobQueue(connect(settings.redis_url, text=False), settings.queue)
-        self._presence = Presence(
-            self.redis, slot_seconds=settings.lease_lost_seconds, trainer_seconds=settings.trainer_lost_seconds
-        )
+        farm = open_farm(settings)
+        require_answer(settings.redis_url or "")
+        self.redis, self.ledger = farm.redis, farm.ledger
+        self._limiter, self._queue, self._presence = farm.limiter, farm.queue, farm.presence
         self._episodes: dict[str, Episode] = {}
         self._stop = threading.Event()
         self._beating: threading.Thread | None = None
@@ -93,6 +76,11 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def submitted(self) -> list[str]:
+        """Ids of the episodes submitted here, in order."""
+        return list(self._episodes)
 
     def capacity(self) -> Capacity:
         """What could be admitted now."""

@@ -1,8 +1,8 @@
 """Finishing what killed processes left behind: a pure plan, then its application, by one leader at a time.
 
 What always holds: nothing is declared lost before its lease has run out and Redis has been up for one lease time; a
-lost episode is seized under a new token before anything of it is touched, so its old owner's late result is refused; what
-may still run keeps its permit and stays listed until the provider confirms its absence or its longest life is over.
+lost episode is seized under a new token before anything of it is touched, so its old owner is refused from then on;
+what may still run keeps its permit and stays listed until its absence is confirmed or its longest life is over.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from orchestrator.allocations import RECONCILER_TOKEN, Allocations
 from orchestrator.errors import FarmError, LeaseLost, OutcomeUnknown, ProviderError
-from orchestrator.ledger import EpisodeRow, Ledger
+from orchestrator.ledger import EpisodeRow, Ledger, unrun_receipt
 from orchestrator.provider import Provider
 from orchestrator.queue import JobQueue, Standing
-from orchestrator.records import Allocation, Receipt
+from orchestrator.records import Allocation
 from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome
 
 logger = logging.getLogger(__name__)
@@ -165,23 +165,8 @@ class Reconciler:
             allocation = self._ledger.allocations.get(allocation_id)
             if allocation is not None and not allocation.state.settled:
                 self._settle(allocation, token, report)
-        receipt = Receipt(
-            episode_id=episode_id,
-            attempt=row.attempt,
-            run_id=row.spec.run_id,
-            group_id=row.spec.group_id,
-            task_id=row.spec.task.id,
-            task_digest=row.spec.task.digest(),
-            template=row.spec.template,
-            drive=row.spec.drive,
-            outcome=Outcome.WORKER_LOST,
-            reward=None,
-            detail="the process that ran it is gone: its lease ran out",
-            queued_at=row.queued_at,
-            started_at=row.started_at,
-            finished_at=self._ledger.now(),
-            allocations=allocations,
-        )
+        detail = "the process that ran it is gone: its lease ran out"
+        receipt = unrun_receipt(row, Outcome.WORKER_LOST, detail, self._ledger.now(), allocations)
         try:
             self._ledger.commit(receipt, token)
         except LeaseLost as error:

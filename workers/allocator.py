@@ -95,8 +95,13 @@ class Allocator:
         row = _intended(self._episode_id, role, request.allocation_id)
         unknown = 0
         for attempt in range(1, _CREATE_ATTEMPTS + 1):
-            self._check()
-            self._limiter.wait_to_create(wait_seconds=max(0.0, ends - time.monotonic()), check=self._check)
+            try:
+                self._check()
+                self._limiter.wait_to_create(wait_seconds=max(0.0, ends - time.monotonic()), check=self._check)
+            except EpisodeAborted as error:
+                if not unknown:
+                    self._allocations.refused(row, self._token, f"nothing was sent: {error.detail}")
+                raise
             sent = time.monotonic()
             try:
                 sandbox_id, opened = send(request)
@@ -125,7 +130,7 @@ class Allocator:
                 if not unknown:
                     self._allocations.refused(row, self._token, detail)
                 raise EpisodeAborted(kind, f"no sandbox could be created: {detail}")
-            self._pause(pause)
+            time.sleep(pause)
         raise AssertionError("unreachable: the last attempt raises")
 
     def dispose(self, owned: Owned) -> bool:
@@ -164,12 +169,6 @@ class Allocator:
                 self._provider.delete(sandbox_id)
                 if self._provider.describe(sandbox_id) is not None:
                     raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")
-
-    def _pause(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._check()
-            time.sleep(min(left, 0.5))
 
 
 def _intended(episode_id: str, role: Role, allocation_id: str) -> Allocation:

@@ -6,7 +6,7 @@ call; an aborted episode is ended, not raised.
 
 from __future__ import annotations
 
-from orchestrator.errors import EpisodeAborted
+from orchestrator.errors import CommandTooLarge, EpisodeAborted
 from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
 from orchestrator.records import Receipt, Script
 from orchestrator.vocabulary import Outcome
@@ -53,7 +53,10 @@ def drive_remote(executor: Executor, mailbox: Mailbox, token: str) -> Receipt:
 def _perform(executor: Executor, action: Action) -> Result:
     match action.name:
         case "terminal" if action.command is not None:
-            step = executor.terminal(action.command)
+            try:
+                step = executor.terminal(action.command)
+            except CommandTooLarge as error:
+                return Result(text=f"error: {error}", detail="command too large")
             return Result(
                 text=step.text,
                 exit_code=step.exit_code,

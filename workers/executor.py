@@ -18,6 +18,7 @@ from orchestrator.errors import (
     ArtifactMissing,
     ArtifactTooLarge,
     AuthenticationFailed,
+    CommandTooLarge,
     CreateRejected,
     EpisodeAborted,
     EpisodeClosed,
@@ -77,7 +78,8 @@ class Parts:
     ledger: Ledger
     provider: Provider
     allocator: Allocator
-    session: PolicySession
+    open_session: Callable[[], PolicySession]
+    """A new session on the worker's Terminus server; each creation attempt takes a fresh one."""
     transcript: Transcript
     farm_tag: str
     worker_id: str
@@ -101,6 +103,7 @@ class Executor:
         self._failure: EpisodeAborted | None = None
         self._policy: Owned | None = None
         self._sandbox: Sandbox | None = None
+        self._session: PolicySession | None = None
 
     def reset(self) -> str:
         """Create the policy sandbox, make sure that it answers, upload the starter files; the ready message."""
@@ -113,7 +116,7 @@ class Executor:
                 self._policy, _ = self._parts.allocator.create(
                     Role.POLICY,
                     request,
-                    lambda body: (self._parts.session.reset(body), None),
+                    lambda body: (self._fresh_session().reset(body), None),
                     wait_seconds=self.timeline.bound(budgets.deadline_seconds),
                 )
             with self.timeline.timed(Phase.SETUP):
@@ -128,10 +131,13 @@ class Executor:
         Raises InfrastructureLost when sandbox, server or transport is gone, EpisodeClosed after the end.
         """
         self._raise_if_over()
+        size = len(command.encode())
+        if size > self._budgets.command_bytes:
+            raise CommandTooLarge(f"a command is at most {self._budgets.command_bytes} bytes, got {size}: write a file")
         self._parts.transcript.add("terminal", command)
         with self._guarded("terminal") as done:
             self.timeline.bound(self._budgets.command_seconds)
-            step = self._parts.session.terminal(command)
+            step = self._open_session().terminal(command)
             size = len(step.text.encode("utf-8", "replace"))
             done(exit_code=step.exit_code, timed_out=step.timed_out, size_bytes=size)
         self._sizes["observations"] = self._sizes.get("observations", 0) + size
@@ -167,6 +173,17 @@ class Executor:
     def abort(self, error: EpisodeAborted) -> Receipt:
         """End the episode without a score."""
         return self._end(error.outcome, error.detail)
+
+    def _fresh_session(self) -> PolicySession:
+        if self._session is not None:
+            self._session.close()
+        self._session = self._parts.open_session()
+        return self._session
+
+    def _open_session(self) -> PolicySession:
+        if self._session is None:
+            raise EpisodeClosed("the episode was not reset")
+        return self._session
 
     def _end_healthy(self, outcome: Outcome, detail: str) -> Receipt:
         self._raise_if_over()
@@ -302,8 +319,9 @@ class Executor:
         self._parts.allow(self._budgets.cleanup_seconds)
         with self.timeline.timed(Phase.CLEANUP):
             unresolved = self._parts.allocator.dispose_all()
-            with suppress(ProviderError):  # the place is the server's to free; the sandbox is gone already
-                self._parts.session.close()
+            if self._session is not None:
+                with suppress(ProviderError):  # the place is the server's to free; the sandbox is gone already
+                    self._session.close()
         if unresolved and outcome.scored:
             outcome, detail = Outcome.CLEANUP_UNRESOLVED, f"not confirmed absent: {', '.join(unresolved)}"
         elif outcome.scored and self.timeline.left() <= 0:

@@ -15,18 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from redis import Redis
-
-from orchestrator.allocations import Allocations
-from orchestrator.connection import client
-from orchestrator.cost import Rates
 from orchestrator.errors import EpisodeAborted, LeaseLost
-from orchestrator.ledger import Lease, Ledger
-from orchestrator.limiter import Admission, Limiter
+from orchestrator.farm import open_farm
+from orchestrator.ledger import Lease
+from orchestrator.limiter import Admission
 from orchestrator.mailbox import Mailbox
-from orchestrator.presence import Presence
 from orchestrator.provider import Provider
-from orchestrator.queue import JobQueue
 from orchestrator.records import EpisodeSpec, Receipt
 from orchestrator.settings import Budgets, Settings
 from orchestrator.transcripts import Transcript
@@ -63,11 +57,11 @@ def bind(context: SlotContext) -> None:
 
 def run_episode(spec: dict[str, Any], attempt: int) -> dict[str, Any]:
     """Run one attempt of one episode; what RQ keeps as the job's result is only a pointer to the receipt."""
-    if _context is None or _context.settings.redis_url is None:
+    if _context is None:
         raise RuntimeError("no slot context: this function runs in a farm worker only")
     signal.signal(signal.SIGTERM, _close_episode)
     episode = EpisodeSpec.model_validate(spec)
-    outcome = _Run(_context, episode, attempt, client(_context.settings.redis_url)).run()
+    outcome = _Run(_context, episode, attempt).run()
     return {"episode": episode.episode_id, "outcome": outcome}
 
 
@@ -80,24 +74,13 @@ def _close_episode(signum: int, frame: Any) -> None:
 class _Run:
     """One horse's work."""
 
-    def __init__(self, context: SlotContext, spec: EpisodeSpec, attempt: int, redis: Redis) -> None:
-        settings = context.settings
-        rates = Rates(settings.vcpu_usd_per_second, settings.gib_usd_per_second)
-        retention = settings.receipt_retention_seconds
-        concurrency, rate = settings.limits()
+    def __init__(self, context: SlotContext, spec: EpisodeSpec, attempt: int) -> None:
+        farm = open_farm(context.settings)
         self._context = context
         self._spec = spec
         self._attempt = attempt
-        self._redis = redis
-        self._ledger = Ledger(
-            redis,
-            Allocations(redis, rates=rates, retention_seconds=retention),
-            retention_seconds=retention,
-        )
-        self._limiter = Limiter(redis, concurrency_limit=concurrency, creation_rate=rate)
-        self._presence = Presence(
-            redis, slot_seconds=settings.lease_lost_seconds, trainer_seconds=settings.trainer_lost_seconds
-        )
+        self._redis, self._ledger, self._limiter = farm.redis, farm.ledger, farm.limiter
+        self._presence, self._queue = farm.presence, farm.queue
         self._looked = 0.0
         self._budgets = spec.budgets
 
@@ -132,7 +115,7 @@ class _Run:
             ledger=self._ledger,
             provider=provider,
             allocator=allocator,
-            session=self._context.make_session(self._budgets),
+            open_session=lambda: self._context.make_session(self._budgets),
             transcript=Transcript(
                 self._redis,
                 self._spec.episode_id,
@@ -185,12 +168,9 @@ class _Run:
 
     def _step_back(self, lease: Lease) -> None:
         """Leave the slot to a reserved batch: back to the end of the queue, as the next attempt's job."""
-        settings = self._context.settings
-        if settings.redis_url is None or not self._ledger.defer(lease):
+        if not self._ledger.defer(lease):
             raise LeaseLost(f"{lease.episode_id}: not ours to give back")
-        self._limiter.leave(lease.episode_id)
-        queue = JobQueue(client(settings.redis_url, text=False), settings.queue)
-        queue.enqueue(self._spec, lease.attempt + 1)
+        self._queue.enqueue(self._spec, lease.attempt + 1)
 
     def _check(self, keeper: LeaseKeeper) -> None:
         """Raise when this episode has to end: lease lost, worker closing, trainer gone, cancelled."""

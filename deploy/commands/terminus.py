@@ -45,18 +45,17 @@ def terminus(
         raise SettingsError(f"--host {host} is reachable from outside; set FARM_TERMINUS_TOKEN to a secret of your own")
     settings = load_settings()
 
-    from workers.terminus.server import serve
-
     from workers.sandboxes.provider import E2BProvider
+    from workers.terminus.server import serve
 
     with contextlib.ExitStack() as stack:
         key, url = settings.e2b_api_key, settings.e2b_api_url
         if key is None:
             key = SecretStr(f"local-{secrets.token_hex(16)}")
             url = stack.enter_context(LocalSandboxes(settings.state_dir, api_key=key.get_secret_value())).url
-        provider = E2BProvider(api_key=key.get_secret_value(), api_url=url)
+        provider = E2BProvider(key.get_secret_value(), api_url=url)
 
         def ready(where: str) -> None:
             output().print(f"Terminus at {where}, two sessions, until Ctrl-C.", markup=False)
 
-        serve(provider, settings.budgets, host, port, ready=ready, token=token)
+        serve(provider, settings.budgets, host=host, port=port, ready=ready, token=token)

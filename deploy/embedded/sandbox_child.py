@@ -19,22 +19,23 @@ def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints goes to the log, not into our answer
 
-    from workers.e2b_local.capability import check_jail
-
-    if problem := check_jail():
-        sys.exit(problem)
-
-    from workers.e2b_local.service import ServiceConfig, serve
+    from workers.e2b_local.capability import JailUnavailable
+    from workers.e2b_local.service import RootInUse, ServiceConfig, serve
 
     def ready(url: str) -> None:
         os.write(answers, json.dumps({"url": url}).encode() + b"\n")
         threading.Thread(target=_follow_input, name="input", daemon=True).start()
 
-    serve(ServiceConfig(api_key=order["api_key"], root=Path(order["root"]), port=order["port"]), ready=ready)
+    config = ServiceConfig(api_key=order["api_key"], root=Path(order["root"]), port=order["port"])
+    try:
+        serve(config, ready=ready)
+    except (JailUnavailable, RootInUse) as problem:
+        sys.exit(str(problem))
 
 
 def _follow_input() -> None:
-    sys.stdin.read()
+    while os.read(0, 4096):  # not sys.stdin: its lock, held by this thread, would abort the exit
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 

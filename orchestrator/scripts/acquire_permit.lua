@@ -11,12 +11,12 @@ local reserved = 0
 local mine
 local rows = redis.call('HGETALL', KEYS[5])
 for i = 1, #rows, 2 do
-  local left, ends = string.match(rows[i + 1], '^(%d+):(%d+)$')
+  local left, ends, total = string.match(rows[i + 1], '^(%d+):(%d+):(%d+)$')
   if tonumber(ends) <= now or tonumber(left) == 0 then
     redis.call('HDEL', KEYS[5], rows[i])
   else
     reserved = reserved + tonumber(left)
-    if rows[i] == ARGV[2] then mine = {tonumber(left), ends} end
+    if rows[i] == ARGV[2] then mine = {tonumber(left), ends, total} end
   end
 end
 local free = limit - redis.call('ZCARD', KEYS[1])
@@ -28,9 +28,9 @@ local function grant()
   return 1
 end
 if mine then
-  if mine[1] > limit then return 3 end
+  if tonumber(mine[3]) > limit then return 3 end
   if free > 0 then
-    redis.call('HSET', KEYS[5], ARGV[2], (mine[1] - 1) .. ':' .. mine[2])
+    redis.call('HSET', KEYS[5], ARGV[2], (mine[1] - 1) .. ':' .. mine[2] .. ':' .. mine[3])
     return grant()
   end
 elseif reserved > 0 then

@@ -6,7 +6,7 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local reserved = 0
 for _, row in ipairs(redis.call('HVALS', KEYS[3])) do
-  local left, ends = string.match(row, '^(%d+):(%d+)$')
+  local left, ends = string.match(row, '^(%d+):(%d+):(%d+)$')
   if tonumber(ends) > now then reserved = reserved + tonumber(left) end
 end
 return {redis.call('ZCOUNT', KEYS[4], now, '+inf'), tonumber(redis.call('HGET', KEYS[2], 'concurrency') or ARGV[1]),

@@ -7,7 +7,7 @@ local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local reserved = 0
 local rows = redis.call('HGETALL', KEYS[3])
 for i = 1, #rows, 2 do
-  local left, ends = string.match(rows[i + 1], '^(%d+):(%d+)$')
+  local left, ends = string.match(rows[i + 1], '^(%d+):(%d+):(%d+)$')
   if tonumber(ends) <= now or tonumber(left) == 0 then
     redis.call('HDEL', KEYS[3], rows[i])
   elseif rows[i] ~= ARGV[2] then
@@ -18,5 +18,5 @@ local slots = redis.call('ZCOUNT', KEYS[4], now, '+inf')
 local limit = tonumber(redis.call('HGET', KEYS[2], 'concurrency') or ARGV[1])
 local held = redis.call('ZCARD', KEYS[1])
 local fits = math.min(slots, limit) - held - reserved >= tonumber(ARGV[3])
-if fits then redis.call('HSET', KEYS[3], ARGV[2], ARGV[3] .. ':' .. (now + ARGV[4])) end
+if fits then redis.call('HSET', KEYS[3], ARGV[2], ARGV[3] .. ':' .. (now + ARGV[4]) .. ':' .. ARGV[3]) end
 return {fits and 1 or 0, slots, limit, held, reserved}

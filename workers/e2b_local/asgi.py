@@ -17,14 +17,14 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 async def read_body(receive: Receive, limit_bytes: int) -> bytes | None:
     """The whole body, or None when it is longer than allowed or its sender left."""
-    body = b""
+    body = bytearray()
     while True:
         message = await receive()
         body += message.get("body", b"")
         if message["type"] == "http.disconnect" or len(body) > limit_bytes:
             return None
         if not message.get("more_body"):
-            return body
+            return bytes(body)
 
 
 async def respond(send: Send, status: int, value: object = None, headers: dict[str, str] | None = None) -> None:

@@ -32,7 +32,7 @@ class Channel:
 
     def __init__(self) -> None:
         self._control, self.agent_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._control.setblocking(False)
+        self._control.settimeout(0)
         self._idle: list[Connection] = []
 
     async def begin(self, start: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ class Channel:
         except OSError as error:
             ours.close()
             raise AgentGone(str(error)) from error
-        ours.setblocking(False)
+        ours.settimeout(0)
         reader, writer = await asyncio.open_connection(sock=ours, limit=_READ_BYTES)
         return Connection(reader, writer)
 

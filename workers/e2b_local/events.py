@@ -1,4 +1,4 @@
-"""The provider's own log: what was created and deleted, and when. It is appended to, never changed, and not kept on disk."""
+"""The provider's own log of creations and ends: appended to, never changed, kept in memory only."""
 
 import time
 from dataclasses import asdict, dataclass

@@ -23,9 +23,7 @@ class Idempotency:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
 
-    async def once(
-        self, key: str, request: Any, create: Callable[[], Awaitable[dict[str, Any]]]
-    ) -> dict[str, Any]:
+    async def once(self, key: str, request: Any, create: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """Create, or wait for the creation under way, or repeat its answer. A failed creation frees its key."""
         entry = self._entries.get(key)
         if entry is None:

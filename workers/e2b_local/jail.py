@@ -20,6 +20,7 @@ _HOME = "/home/user"
 _LIBRARY = "/opt/farm/lib"
 _SHIMS = "/opt/farm/bin"
 _SMALL_MB = 16  # /root and /dev/shm
+_DIRECTORIES = ("/etc", "/opt", "/opt/farm", _SHIMS, _LIBRARY, f"{_LIBRARY}/agent", "/run", "/var")
 _SHARED_READ_ONLY = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
 _MB = 1_048_576
 
@@ -68,7 +69,7 @@ class Jail:
     def start(self, name: str, control: socket.socket) -> Started:
         """Start a jail whose agent talks over `control`.
 
-        Call it from a thread that lives as long as the service: the kernel kills the jail when its parent *thread* ends.
+        Call it from a thread that lives as long as the service: a jail is killed when its parent *thread* ends.
         """
         boot = f"import sys; sys.path.insert(0, {_LIBRARY!r}); from agent.main import main; main({control.fileno()})"
         return self.run(name, [str(self.interpreter), "-I", "-S", "-B", "-c", boot], keep=(control.fileno(),))
@@ -98,14 +99,11 @@ class Jail:
                 # A terminal's Ctrl-C is the service's to handle.
                 start_new_session=True,
                 umask=0o022,
-                **self._identity(),
+                user=self.host_uid,
+                group=self.host_uid,
+                extra_groups=None if self.host_uid is None else [],
             )
         return Started(process, errors, info)
-
-    def _identity(self) -> dict[str, int | list[int]]:
-        if self.host_uid is None:
-            return {}
-        return {"user": self.host_uid, "group": self.host_uid, "extra_groups": []}
 
     def _words(self, name: str, files: list[int], stack: contextlib.ExitStack) -> list[str]:
         isolation = ["--unshare-user", "--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session"]
@@ -115,11 +113,12 @@ class Jail:
         return [
             *isolation,
             *identity,
+            *(word for path in _DIRECTORIES for word in ("--perms", "0755", "--dir", path)),
             *_system_words(),
             *self._writable_words(),
             *self._interpreter_words(files, stack),
             *self._file_words(files, stack),
-            *("--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp", "--remount-ro", "/"),
+            *("--symlink", "/tmp", "/var/tmp", "--remount-ro", "/"),
             *("--chdir", _HOME, "--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "LANG", "C.UTF-8"),
         ]
 

@@ -12,7 +12,7 @@ import hmac
 import time
 from urllib.parse import parse_qs
 
-from workers.e2b_local.asgi import Receive, Scope, Send, headers_of, respond
+from workers.e2b_local.asgi import Message, Receive, Scope, Send, headers_of, respond
 from workers.e2b_local.channel import AgentGone, Connection
 from workers.e2b_local.sandboxes import Registry, Sandbox
 
@@ -46,7 +46,9 @@ class Proxy:
             return rest
         if scope["path"] == "/files":
             # A signed link on a base address shared by all: only its sandbox's token explains the signature.
-            return next((box.id for box in self._registry.all() if box.token and _is_signed(scope, box.token)), "unknown")
+            return next(
+                (box.id for box in self._registry.all() if box.token and _is_signed(scope, box.token)), "unknown"
+            )
         return None
 
     async def forward(self, sandbox_id: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +114,7 @@ class _Transfer:
                 task.cancel()
             await asyncio.gather(inbound, outbound, return_exceptions=True)
 
-    def _write_head(self, first: dict[str, object]) -> None:
+    def _write_head(self, first: Message) -> None:
         scope = self._scope
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         lines = [b"%b %b HTTP/1.1" % (scope["method"].encode(), target)]
@@ -122,18 +124,15 @@ class _Transfer:
         if first.get("more_body"):
             lines.append(b"transfer-encoding: chunked")
         else:
-            body = first.get("body", b"")
-            assert isinstance(body, bytes)
-            lines.append(b"content-length: %d" % len(body))
+            lines.append(b"content-length: %d" % len(first.get("body", b"")))
         self.connection.writer.write(b"\r\n".join(lines) + b"\r\n\r\n")
 
-    async def _upload(self, first: dict[str, object]) -> None:
+    async def _upload(self, first: Message) -> None:
         """Pass the request's body on, then wait for the client to leave."""
         message, writer = first, self.connection.writer
         chunked = bool(first.get("more_body"))
         while message["type"] == "http.request":
             body = message.get("body", b"")
-            assert isinstance(body, bytes)
             for start in range(0, len(body), _PIECE_BYTES):
                 piece = body[start : start + _PIECE_BYTES]
                 writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)

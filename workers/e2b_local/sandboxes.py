@@ -71,7 +71,8 @@ class Sandbox:
             async with asyncio.timeout(_START_SECONDS):
                 await self.channel.begin(start)
         except (AgentGone, TimeoutError, OSError) as error:
-            said = os.read(self._jail.errors, 4096).decode(errors="replace") if await self._ended() else ""
+            ended = await self._ended()
+            said = os.read(self._jail.errors, 4096).decode(errors="replace") if self._jail and ended else ""
             raise SandboxFailed(f"sandbox did not start: {said.strip() or error}") from error
         finally:
             if self._jail:

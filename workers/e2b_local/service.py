@@ -22,7 +22,7 @@ from workers.e2b_local.asgi import Receive, Scope, Send
 from workers.e2b_local.capability import open_jail, probe
 from workers.e2b_local.control import Control, Offer
 from workers.e2b_local.events import EventLog
-from workers.e2b_local.jail import Jail, Limits
+from workers.e2b_local.jail import Limits
 from workers.e2b_local.proxy import Proxy
 from workers.e2b_local.sandboxes import Registry
 
@@ -68,10 +68,10 @@ class RootInUse(Exception):
 
 
 class Service:
-    """The ASGI application. Its jails are prepared when it is made; `close` ends every sandbox and removes its files."""
+    """The ASGI application. Making it prepares the jails; `close` ends every sandbox and removes its files."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        self._lock = _claim(config.root)
+        self._lock: int | None = _claim(config.root)
         self._directory = config.root / f"{_RUN_PREFIX}{os.getpid()}"
         try:
             jail = open_jail(self._directory, config.limits(), bwrap=config.bwrap, python=config.python)
@@ -180,15 +180,13 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 def _offer(config: ServiceConfig) -> Offer:
     disk_mb = config.home_mb + config.tmp_mb
-    return Offer(
-        config.api_key, config.templates, config.max_sandboxes, config.vcpus, config.memory_mb, disk_mb
-    )
+    return Offer(config.api_key, config.templates, config.max_sandboxes, config.vcpus, config.memory_mb, disk_mb)
 
 
 def _claim(root: Path) -> int:
     """Lock the root and sweep out what a killed service left; its jails ended with it."""
     root.mkdir(parents=True, exist_ok=True)
-    lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,8 +2,9 @@
 
 The SDK's exceptions carry no headers, and an undecodable body hides even the status; the two kinds of 429 differ by
 Retry-After alone. So the transport that the SDK asks `e2b.api.client_sync.get_transport` for is wrapped once, at
-import, in a pass-through that notes status and headers. Nothing is changed on the way. The retries of refused connections (three,
-1.8 s in all) are switched off at the same place: a call here is one attempt. When the SDK moves either, importing this module fails and says so.
+import, in a pass-through that notes status and headers. Nothing is changed on the way. The SDK's retries of refused
+connections (three, 1.8 s in all) are switched off at the same place: a call here is one attempt. When the SDK moves
+either, importing this module fails and says so.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def _wrap(get_transport: Callable[..., Any]) -> Callable[..., Any]:
 
 if not callable(getattr(seam, "get_transport", None)) or not hasattr(seam, "connection_retries"):
     raise ImportError(
-        "e2b.api.client_sync.get_transport or .connection_retries is gone: this e2b release moved the seam that workers/sandboxes/headers.py"
-        " needs to tell the two kinds of 429 apart; pin an older e2b or move the seam"
+        "this e2b release moved e2b.api.client_sync.get_transport or .connection_retries, the seam that"
+        " workers/sandboxes/headers.py needs to tell the two kinds of 429 apart; pin an older e2b or move the seam"
     )
 seam.get_transport = _wrap(seam.get_transport)
 seam.connection_retries = 0

@@ -16,17 +16,13 @@ from openenv.core.generic_client import GenericEnvClient  # type: ignore[import-
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
-from orchestrator.errors import NothingSent, OutcomeUnknown, ProviderError
+from orchestrator.errors import NothingSent, OutcomeUnknown, ServerAtCapacity
 from orchestrator.provider import CreateRequest
 from orchestrator.settings import Budgets
 from workers.terminus.observation import Observation
 from workers.terminus.wire import from_wire
 
 __all__ = ["Observation", "ServerAtCapacity", "TerminusSession"]
-
-
-class ServerAtCapacity(ProviderError):
-    """Every place of the Terminus server is taken; nothing was created. Wait for one."""
 
 
 class _ServerError(Exception):

@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from typing import Any, Protocol
 
 from .http import Failure
 from .loop import READ, WRITE, Loop
 
+# Seen by type checkers only: importing typing would cost every sandbox 5 ms of start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    class Watcher(Protocol):
+        """Who is shown a process's output."""
+
+        @property
+        def congested(self) -> bool: ...
+
+        def output(self, channel: str, chunk: bytes) -> None: ...
+
+        def ended(self, status: int) -> None: ...
+
+
 _CHUNK_BYTES = 32_768
 _PIPE_BYTES = 65_536  # what a pipe holds by default
-
-
-class Watcher(Protocol):
-    """Who is shown a process's output."""
-
-    @property
-    def congested(self) -> bool: ...
-
-    def output(self, channel: str, chunk: bytes) -> None: ...
-
-    def ended(self, status: int) -> None: ...
 
 
 class Process:

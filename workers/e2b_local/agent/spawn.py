@@ -17,16 +17,12 @@ from .http import Failure
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/farm/bin"
 
 
-def environment(
-    user: pwd.struct_passwd, sandbox: dict[str, str], command: dict[str, str]
-) -> dict[str, str]:
+def environment(user: pwd.struct_passwd, sandbox: dict[str, str], command: dict[str, str]) -> dict[str, str]:
     login = {"PATH": PATH, "HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     return {**login, "SHELL": "/bin/bash", **sandbox, **command}
 
 
-def spawn(
-    argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int], *, terminal: bool
-) -> int:
+def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int], *, terminal: bool) -> int:
     """Start `argv` in a session of its own and return its pid; raises Failure when it cannot start."""
     told, tell = os.pipe2(os.O_CLOEXEC)
     try:

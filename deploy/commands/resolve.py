@@ -1,0 +1,47 @@
+"""What commands share: settings that reach a farm, the provider they name, logging."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from deploy.embedded import running_stack
+from orchestrator.connection import require_answer
+from orchestrator.errors import RedisUnavailable, SettingsError
+from orchestrator.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from orchestrator.provider import Provider
+
+
+def connected_settings() -> Settings:
+    """Settings of the environment, or of the stack that runs in `state_dir`; raises when neither reaches a Redis."""
+    settings = load_settings()
+    found = running_stack(settings) or settings
+    if found.redis_url is None:
+        raise RedisUnavailable(
+            f"REDIS_URL is not set and no embedded stack runs in {settings.state_dir}; "
+            "set REDIS_URL, or start one with: rollout-farm up"
+        )
+    require_answer(found.redis_url)
+    return found
+
+
+def provider_of(settings: Settings) -> Provider:
+    """The sandbox provider that these settings name; makes no request."""
+    from workers.sandboxes.provider import E2BProvider
+
+    if settings.e2b_api_key is None:
+        raise SettingsError("E2B_API_KEY is not set; set it, or run the embedded stack with: rollout-farm up")
+    return E2BProvider(
+        settings.e2b_api_key.get_secret_value(),
+        api_url=settings.e2b_api_url,
+        request_seconds=settings.budgets.create_request_seconds,
+    )
+
+
+def start_logging(settings: Settings) -> None:
+    """Plain lines on standard error."""
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )

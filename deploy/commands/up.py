@@ -1,0 +1,49 @@
+"""`rollout-farm up`: everything on one machine until Ctrl-C."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deploy.commands.examples import examples
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=examples(
+            "rollout-farm up --workers 4",
+            "REDIS_URL=redis://127.0.0.1:6379/0 E2B_API_KEY=... rollout-farm up --workers 8",
+        )
+    )(up)
+
+
+def up(
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Worker processes, two slots each.")] = 2,
+) -> None:
+    """Run a Redis, a sandbox service, an orchestrator and workers until Ctrl-C or SIGTERM.
+
+    With REDIS_URL set its Redis is used, with E2B_API_KEY set the E2B cloud; only what is missing is started. Other
+    commands on this machine (run, status) find this farm by its state directory.
+    """
+    import signal
+    import threading
+
+    from deploy.local_farm import LocalFarm
+    from deploy.terminal import output
+    from orchestrator.settings import load_settings
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with LocalFarm(load_settings(), workers=workers) as farm:
+        where = farm.settings.e2b_api_url or "the E2B cloud"
+        output().print(
+            f"{workers} workers ({2 * workers} slots) are up; sandboxes from {where}; logs in {farm.logs}.\n"
+            "In another terminal: rollout-farm run weekly-sales --episodes 8, rollout-farm status. Ctrl-C stops.",
+            markup=False,
+        )
+        while not stop.wait(1):
+            farm.check()
+        output().print("Stopping: running episodes are finished first.", markup=False)

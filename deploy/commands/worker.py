@@ -1,0 +1,48 @@
+"""`rollout-farm worker`: one worker process, that is a supervisor, its Terminus server and two slots."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from deploy.commands.examples import examples
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog=examples(
+            "rollout-farm worker",
+            "REDIS_URL=redis://10.0.0.5:6379/0 E2B_API_KEY=... rollout-farm worker",
+            "rollout-farm worker --id gpu-host-3-a",
+        )
+    )(worker)
+
+
+def worker(
+    worker_id: Annotated[
+        str | None, typer.Option("--id", help="Name of this worker, [a-z0-9-]; made from the host's by default.")
+    ] = None,
+) -> None:
+    """Run episodes from the queue, two at a time, until SIGTERM or Ctrl-C; then drain and leave.
+
+    A second signal closes what still runs instead of finishing it.
+    """
+    import re
+    import secrets
+    import socket
+
+    from deploy.commands.resolve import connected_settings, provider_of, start_logging
+    from orchestrator.errors import SettingsError
+
+    settings = connected_settings()
+    start_logging(settings)
+    host = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower()).strip("-")[:24] or "host"
+    name = worker_id or f"{host}-{secrets.token_hex(3)}"
+    if not re.fullmatch(r"[a-z0-9-]{1,40}", name):
+        raise SettingsError(f"--id {name!r}: a worker's id is 1 to 40 of a-z, 0-9 and '-'")
+
+    from workers.supervisor import Supervisor
+
+    Supervisor(settings, name, lambda: provider_of(settings)).run()

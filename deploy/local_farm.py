@@ -1,0 +1,99 @@
+"""A whole farm on one machine: the stack, workers and an orchestrator as children that end with this process.
+
+What always holds: secrets travel in the children's environment, never in their arguments; leaving the context drains
+the workers first, then the orchestrator, then the stack, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from deploy.embedded import Stack
+from deploy.embedded.children import end, last_lines, leashed, spawn
+from orchestrator.errors import FarmError
+from orchestrator.farm import Farm, open_farm
+from orchestrator.settings import Settings
+
+_READY_SECONDS = 60.0
+"""For workers to import everything and report; 2 to 4 s is usual on two idle cores."""
+
+
+class LocalFarm:
+    """`with LocalFarm(settings, workers=2) as farm:` then use `farm.settings`."""
+
+    def __init__(self, settings: Settings, *, workers: int, temporary: bool = False) -> None:
+        self._stack = Stack(settings, temporary=temporary)
+        self._count = workers
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._orchestrator: subprocess.Popen[bytes] | None = None
+        self.settings = settings
+
+    @property
+    def logs(self) -> Path:
+        """Where the children's logs are."""
+        return self.settings.state_dir / "logs"
+
+    def __enter__(self) -> Self:
+        self.settings = self._stack.start()
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            self._orchestrator = self._child("orchestrator", "orchestrator")
+            for number in range(1, self._count + 1):
+                self._workers.append(self._child(f"worker-{number}", "worker"))
+            self._wait_ready(open_farm(self.settings))
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def check(self) -> None:
+        """Raise when the stack or a child has ended by itself."""
+        self._stack.check()
+        names = [f"worker-{number}" for number in range(1, len(self._workers) + 1)]
+        for name, child in zip(names, self._workers, strict=True):
+            if child.poll() is not None:
+                raise FarmError(f"{name} ended with {child.returncode}:\n{last_lines(self.logs / f'{name}.log')}")
+
+    def _child(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        settings = self.settings
+        os.environ["REDIS_URL"] = settings.redis_url or ""
+        if settings.e2b_api_key is not None:
+            os.environ["E2B_API_KEY"] = settings.e2b_api_key.get_secret_value()
+        if settings.e2b_api_url is not None:
+            os.environ["FARM_E2B_API_URL"] = settings.e2b_api_url
+        command = leashed(sys.executable, "-m", "deploy.cli", *arguments)
+        return spawn(command, log=self.logs / f"{name}.log")
+
+    def _wait_ready(self, farm: Farm) -> None:
+        ends = time.monotonic() + _READY_SECONDS
+        while len(farm.presence.workers()) < self._count:
+            self.check()
+            if time.monotonic() > ends:
+                raise FarmError(f"workers did not report within {_READY_SECONDS:g} s; look at {self.logs}")
+            time.sleep(0.05)
+
+    def _stop(self) -> None:
+        try:
+            for child in self._workers:
+                if child.poll() is None:
+                    child.terminate()
+            budgets = self.settings.budgets
+            patience = self.settings.drain_seconds + budgets.cleanup_seconds + budgets.message_seconds
+            for child in self._workers:
+                end(child, seconds=patience)
+            if self._orchestrator is not None:
+                end(self._orchestrator)
+        finally:
+            self._workers.clear()
+            self._stack.stop()

@@ -1,0 +1,52 @@
+"""The parts of the truth, put together over one Redis: what every process of the farm begins with.
+
+Made from settings alone; makes no request, so it may be built before a fork (its clients connect at first use).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redis import Redis
+
+from orchestrator.allocations import Allocations
+from orchestrator.connection import client
+from orchestrator.cost import Rates
+from orchestrator.errors import RedisUnavailable
+from orchestrator.ledger import Ledger
+from orchestrator.limiter import Limiter
+from orchestrator.presence import Presence
+from orchestrator.queue import JobQueue
+from orchestrator.settings import Settings
+
+
+@dataclass(frozen=True)
+class Farm:
+    """Ledger, limiter, presence and queue of one farm."""
+
+    settings: Settings
+    redis: Redis
+    ledger: Ledger
+    limiter: Limiter
+    presence: Presence
+    queue: JobQueue
+
+
+def open_farm(settings: Settings) -> Farm:
+    """The farm that these settings name; raises RedisUnavailable when they name no Redis."""
+    if settings.redis_url is None:
+        raise RedisUnavailable("REDIS_URL is not set; set it, or use the embedded stack (rollout-farm up)")
+    redis = client(settings.redis_url)
+    retention = settings.receipt_retention_seconds
+    rates = Rates(settings.vcpu_usd_per_second, settings.gib_usd_per_second)
+    concurrency, rate = settings.limits()
+    return Farm(
+        settings=settings,
+        redis=redis,
+        ledger=Ledger(redis, Allocations(redis, rates=rates, retention_seconds=retention), retention_seconds=retention),
+        limiter=Limiter(redis, concurrency_limit=concurrency, creation_rate=rate),
+        presence=Presence(
+            redis, slot_seconds=settings.lease_lost_seconds, trainer_seconds=settings.trainer_lost_seconds
+        ),
+        queue=JobQueue(client(settings.redis_url, text=False), settings.queue),
+    )

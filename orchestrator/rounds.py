@@ -1,0 +1,58 @@
+"""The orchestrator's endless rounds: lead, reconcile, rest; one leader at a time over all orchestrators.
+
+What always holds: a round that fails is logged and followed by another; a Redis that was away is never mistaken for
+workers that are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from orchestrator.errors import FarmError
+from orchestrator.keys import Keys
+from orchestrator.reconciler import Reconciler, Report
+from orchestrator.scripts import Scripts
+
+logger = logging.getLogger(__name__)
+
+_LEAD_MS = 10_000
+"""How long a leader that stopped renewing keeps others waiting."""
+
+
+def run_rounds(
+    redis: Redis,
+    reconciler: Reconciler,
+    name: str,
+    *,
+    every_seconds: float,
+    stop: threading.Event,
+    on_report: Callable[[Report], None],
+) -> None:
+    """Reconcile every `every_seconds` while this process leads, until `stop` is set."""
+    scripts = Scripts(redis)
+    away = False
+    while not stop.is_set():
+        try:
+            if scripts.run("lead", [Keys.RECONCILER], [name, _LEAD_MS]):
+                if away:
+                    reconciler.interrupted()
+                    away = False
+                on_report(reconciler.run_once())
+            else:
+                away = True  # whatever time passed while another led, it was not ours to judge leases by
+        except RedisError as error:
+            away = True
+            logger.warning("Redis is away: %s", error)
+        except FarmError as error:
+            logger.error("round failed: %s", error)
+        stop.wait(every_seconds)
+    try:
+        if redis.get(Keys.RECONCILER) == name:
+            redis.delete(Keys.RECONCILER)
+    except RedisError as error:
+        logger.warning("leadership not given back: %s", error)

@@ -1,0 +1,63 @@
+"""The farm at a glance, read from Redis: capacity, workers, queue, open episodes, what is unresolved."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from redis import Redis
+
+from orchestrator.keys import Keys
+from orchestrator.ledger import Ledger
+from orchestrator.limiter import Capacity, Limiter
+from orchestrator.presence import Presence, WorkerRow
+from orchestrator.queue import JobQueue
+from orchestrator.records import Allocation
+from orchestrator.vocabulary import AllocationState
+
+_COUNTED = "episodes:"
+
+
+@dataclass(frozen=True)
+class Status:
+    """One reading."""
+
+    capacity: Capacity
+    workers: tuple[WorkerRow, ...]
+    queued_jobs: int
+    open_episodes: int
+    running_episodes: int
+    outcomes: dict[str, int]
+    unresolved: tuple[Allocation, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        capacity = {**asdict(self.capacity), "free": self.capacity.free}
+        return {
+            "capacity": capacity,
+            "workers": [asdict(row) for row in self.workers],
+            "queued_jobs": self.queued_jobs,
+            "open_episodes": self.open_episodes,
+            "running_episodes": self.running_episodes,
+            "outcomes": self.outcomes,
+            "unresolved": [row.model_dump(mode="json") for row in self.unresolved],
+        }
+
+
+def read_status(redis: Redis, ledger: Ledger, limiter: Limiter, presence: Presence, queue: JobQueue) -> Status:
+    """Read the farm once."""
+    counters = cast("dict[str, str]", redis.hgetall(Keys.COUNTERS))
+    stuck = (AllocationState.UNRESOLVED, AllocationState.UNKNOWN)
+    return Status(
+        capacity=limiter.capacity(),
+        workers=tuple(presence.workers()),
+        queued_jobs=queue.depth(),
+        open_episodes=len(ledger.open_episodes()),
+        running_episodes=len(ledger.lease_ends()),
+        outcomes={
+            name.removeprefix(_COUNTED): int(count)
+            for name, count in sorted(counters.items())
+            if name.startswith(_COUNTED)
+        },
+        unresolved=tuple(row for row in ledger.allocations.unsettled() if row.state in stuck),
+    )

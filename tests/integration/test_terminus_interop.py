@@ -1,0 +1,264 @@
+"""OpenEnv's own clients, unmodified, against the Terminus server in a process of its own, on real jails."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import workers.terminus  # noqa: F401 - blocks gradio before openenv.core is imported
+from orchestrator.provider import Provider
+from tests.integration.test_sandboxes_provider import KEY, local_service
+from tests.integration.test_terminus_session import wait_until
+from workers.sandboxes.provider import E2BProvider
+
+from openenv.core.env_server.mcp_types import CallToolAction  # isort: skip  # type: ignore[import-untyped]
+from openenv.core.generic_client import GenericEnvClient  # isort: skip  # type: ignore[import-untyped]
+from openenv.core.mcp_client import MCPToolClient  # isort: skip  # type: ignore[import-untyped]
+
+_SERVER = """
+import sys
+from orchestrator.settings import Budgets
+from workers.sandboxes.provider import E2BProvider
+from workers.terminus.environment import SessionDefaults
+from workers.terminus.server import serve
+serve(
+    E2BProvider(sys.argv[1], api_url=sys.argv[2]),
+    Budgets(command_seconds=4),
+    defaults=SessionDefaults(lifetime_seconds=120, metadata={"farm": "interop"}),
+    ready=lambda url: print(url, flush=True),
+)
+"""
+
+_HOLDER = """
+import sys, time
+sys.modules["gradio"] = None
+from openenv.core.generic_client import GenericEnvClient
+from openenv.core.mcp_client import MCPToolClient
+client = {"mcp": MCPToolClient, "generic": GenericEnvClient}[sys.argv[1]](base_url=sys.argv[2]).sync()
+print(client.reset().done, flush=True)
+if sys.argv[3] == "busy":
+    client.step({"type": "call_tool", "tool_name": "terminal", "arguments": {"command": "sleep 60"}})
+time.sleep(600)
+"""
+
+
+@contextmanager
+def terminus(service_url: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A Terminus server of two places in a process of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER, KEY, service_url], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@contextmanager
+def holding(kind: str, url: str, *, busy: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A client process that holds a session after its reset."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, kind, url, "busy" if busy else "idle"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().strip() == "False"
+            yield process
+        finally:
+            process.kill()
+            process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with local_service(tmp_path_factory.mktemp("service")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def provider(service_url: str) -> Provider:
+    return E2BProvider(KEY, api_url=service_url)
+
+
+@pytest.fixture(scope="module")
+def server_url(service_url: str) -> Iterator[str]:
+    with terminus(service_url) as (url, _):
+        yield url
+
+
+@pytest.fixture
+def url(server_url: str, provider: Provider) -> Iterator[str]:
+    """The shared server; a test leaves no sandbox behind."""
+    yield server_url
+    wait_until(lambda: provider.list({"farm": "interop"}) == [], description="every session's sandbox is gone")
+
+
+def step(client: Any, **arguments: str) -> Any:
+    return client.step(CallToolAction(tool_name="terminal", arguments=arguments))
+
+
+def test_mcp_client_lists_one_tool_and_calls_it_both_ways(url: str) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        assert [tool.name for tool in client.list_tools()] == ["terminal"]
+        ready = client.reset(setup=["echo prepared > note"], verify=["test -f answer"], seed=1, episode_id="e1")
+        metadata = ready.observation.metadata
+        assert not ready.done
+        assert metadata["status"] == "ready"
+        assert metadata["sandbox_id"]
+        assert metadata["message"].endswith("Setup commands run: 1. Verify commands registered: 1.")
+        assert metadata["setup_results"][0]["success"] is True
+        assert metadata["verify_commands"] == []
+        seen = step(client, command="cat note")
+        assert seen.observation.error is None
+        assert seen.observation.result["data"] == "prepared\n"
+        assert seen.observation.result["content"][0]["text"] == "prepared\n"
+        assert client.call_tool("terminal", command="pwd") == "/home/user\n"
+
+
+def test_the_reward_is_the_share_of_verify_commands_that_pass(url: str) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        client.reset(verify=["test -f answer", "false"])
+        assert not step(client, command="touch answer").done
+        end = step(client, final_answer="done")
+    assert end.done
+    assert end.reward == 0.5
+    assert end.observation.result["data"] == "Answer submitted: done\nVerification: 1/2 passed; reward=0.5"
+
+
+@pytest.mark.parametrize("forged", ["1.0", "nan", "inf", "1.5"])
+def test_a_reward_file_changes_nothing(url: str, forged: str) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        client.reset(verify=["false"])
+        step(client, command=f"mkdir -p ~/logs/verifier; echo {forged} > ~/logs/verifier/reward.txt")
+        end = step(client, final_answer="done")
+    assert end.reward == 0.0
+
+
+def test_a_final_answer_without_verify_commands_is_only_stored(url: str) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        client.reset()
+        end = step(client, final_answer="42")
+    assert (end.done, end.reward) == (False, None)
+    assert end.observation.result["data"] == "Answer submitted: 42"
+
+
+def test_verify_commands_are_nowhere_in_what_a_session_holder_can_read(url: str) -> None:
+    with GenericEnvClient(base_url=url).sync() as client:
+        ready = client.reset(verify=["test held-out = held-out"])
+        end = client.step({"type": "call_tool", "tool_name": "terminal", "arguments": {"final_answer": "x"}})
+        state = client.state()
+    assert end.reward == 1.0
+    assert "held-out" not in repr((ready, end, state))
+    assert state["verify_results"][0]["success"] is True
+
+
+def test_a_failed_setup_command_ends_the_reset_with_an_error(url: str) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        ready = client.reset(setup_scripts=["true", "echo why >&2; exit 4"])
+    metadata = ready.observation.metadata
+    assert ready.done
+    assert metadata["status"] == "error"
+    assert metadata["message"] == "Setup command failed."
+    assert [result["success"] for result in metadata["setup_results"]] == [True, False]
+    assert "why" in metadata["setup_results"][1]["output"]
+
+
+def test_without_a_reset_the_tool_says_so(url: str) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        seen = step(client, command="pwd")
+        assert seen.observation.result["data"] == "Error: environment not reset. Call reset() first."
+        client.reset()
+        assert step(client).observation.result["data"] == "Error: command or final_answer is required."
+        assert client.step(CallToolAction(tool_name="nope", arguments={})).observation.error is not None
+        assert step(client, nonsense="1").observation.error is not None
+
+
+def test_an_infrastructure_failure_is_an_error_for_a_plain_client(url: str, provider: Provider) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        sandbox_id = client.reset().observation.metadata["sandbox_id"]
+        provider.delete(sandbox_id)
+        for _ in range(2):
+            seen = step(client, command="true").observation
+            assert seen.error is not None
+            assert seen.metadata["failure"]["kind"] == "sandbox_gone"
+
+
+def test_a_long_command_full_of_quotes_passes_through_unchanged(url: str) -> None:
+    text = "it's \"quoted\" `x` $HOME é\n" * 1500
+    with MCPToolClient(base_url=url).sync() as client:
+        client.reset()
+        seen = step(client, command=f"cat <<'END'\n{text}END")
+    assert seen.observation.result["data"] == text
+
+
+def test_a_gigabyte_of_output_is_cut_with_a_notice(url: str) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        client.reset()
+        seen = step(client, command="yes x | head -c 1000000000").observation
+    assert len(seen.result["data"]) < 70_000
+    assert seen.result["data"].endswith("x\n[output truncated]")
+    assert seen.metadata["truncated"] is True
+
+
+def test_a_third_client_is_refused_until_a_place_is_free(url: str) -> None:
+    first, second, third = (MCPToolClient(base_url=url).sync() for _ in range(3))
+    first.reset()
+    second.reset()
+    with pytest.raises(RuntimeError, match="capacity"):
+        third.reset()
+    with GenericEnvClient(base_url=url).sync() as fourth, pytest.raises(RuntimeError, match="CAPACITY_REACHED"):
+        fourth.reset()
+    first.close()
+    assert third.reset().observation.metadata["status"] == "ready"
+    second.close()
+    third.close()
+
+
+@pytest.mark.parametrize("kind", ["mcp", "generic"])
+def test_a_killed_clients_places_are_free_within_seconds(url: str, provider: Provider, kind: str) -> None:
+    with holding(kind, url) as one, holding(kind, url) as two:
+        assert len(provider.list({"farm": "interop"})) == 2
+        one.send_signal(signal.SIGKILL)
+        two.send_signal(signal.SIGKILL)
+        wait_until(lambda: provider.list({"farm": "interop"}) == [], description="both sandboxes are deleted", seconds=6)
+    with MCPToolClient(base_url=url).sync() as a, MCPToolClient(base_url=url).sync() as b:
+        assert a.reset().observation.metadata["status"] == "ready"
+        assert b.reset().observation.metadata["status"] == "ready"
+
+
+@pytest.mark.parametrize("kind", ["mcp", "generic"])
+def test_a_client_killed_in_mid_step_frees_its_place_within_the_commands_limit(
+    url: str, provider: Provider, kind: str
+) -> None:
+    with holding(kind, url, busy=True) as client:
+        client.send_signal(signal.SIGKILL)
+        wait_until(
+            lambda: provider.list({"farm": "interop"}) == [], description="the sandbox is deleted", seconds=4 + 6
+        )
+
+
+def test_an_idle_live_client_keeps_its_session(url: str, provider: Provider) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        client.reset()
+        began = client.state().step_count
+        with pytest.raises(AssertionError):
+            wait_until(lambda: provider.list({"farm": "interop"}) == [], description="reaped", seconds=6)
+        assert step(client, command="echo here").observation.result["data"] == "here\n"
+        assert client.state().step_count == began + 1
+
+
+def test_sigterm_deletes_the_sandboxes_of_all_sessions(service_url: str, provider: Provider) -> None:
+    with terminus(service_url) as (url, server), holding("mcp", url), holding("generic", url):
+        assert len(provider.list({"farm": "interop"})) == 2
+        server.terminate()
+        assert server.wait(10) == -signal.SIGTERM
+        assert provider.list({"farm": "interop"}) == []

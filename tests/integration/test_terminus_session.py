@@ -1,0 +1,334 @@
+"""The slot's session through a real Terminus server; the provider is a small fake where a test needs it to fail."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import uvicorn
+
+from orchestrator.errors import (
+    AuthenticationFailed,
+    ConcurrencyLimited,
+    CreateRejected,
+    NothingSent,
+    OutcomeUnknown,
+    ProviderError,
+    RateLimited,
+    SandboxGone,
+)
+from orchestrator.provider import CommandResult, CreateRequest, Provider, Sandbox, SandboxRow
+from orchestrator.settings import Budgets
+from workers.terminus.client import ServerAtCapacity, TerminusSession
+from workers.terminus.server import create_app
+
+REQUEST = CreateRequest("t-1", "base", 60, allow_internet_access=False, metadata={"a": "b"}, envs={"C": "d"})
+BUDGETS = Budgets(command_seconds=2, message_seconds=6)
+
+
+class FakeSandbox:
+    """Answers every command with the next of `answers`, or prints the command."""
+
+    def __init__(self, sandbox_id: str) -> None:
+        self.sandbox_id = sandbox_id
+        self.answers: list[CommandResult | ProviderError] = []
+        self.gate: threading.Event | None = None
+
+    def run(
+        self, command: str, *, timeout_seconds: float, output_limit_bytes: int, response_seconds: float
+    ) -> CommandResult:
+        if self.gate is not None:
+            self.gate.wait(10)
+        answer = self.answers.pop(0) if self.answers else printed(command.encode())
+        if isinstance(answer, ProviderError):
+            raise answer
+        return answer
+
+    def probe(self) -> None: ...
+
+    def write(self, path: str, data: bytes, *, timeout_seconds: float) -> None: ...
+
+    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> bytes:
+        return b""
+
+
+class FakeProvider:
+    """Creates FakeSandboxes; fails where told to."""
+
+    def __init__(self) -> None:
+        self.requests: list[CreateRequest] = []
+        self.sandboxes: dict[str, FakeSandbox] = {}
+        self.deleted: list[str] = []
+        self.create_error: ProviderError | None = None
+        self.delete_error: ProviderError | None = None
+
+    @property
+    def last(self) -> FakeSandbox:
+        return list(self.sandboxes.values())[-1]
+
+    def create(self, request: CreateRequest) -> Sandbox:
+        self.requests.append(request)
+        if self.create_error is not None:
+            raise self.create_error
+        made = FakeSandbox(f"s{len(self.requests)}")
+        self.sandboxes[made.sandbox_id] = made
+        return made
+
+    def attach(self, sandbox_id: str, *, lifetime_seconds: int) -> Sandbox:
+        return self.sandboxes[sandbox_id]
+
+    def delete(self, sandbox_id: str) -> None:
+        if self.delete_error is not None:
+            raise self.delete_error
+        self.deleted.append(sandbox_id)
+
+    def describe(self, sandbox_id: str) -> SandboxRow | None:
+        return None
+
+    def list(self, metadata: Mapping[str, str]) -> list[SandboxRow]:
+        return []
+
+
+def printed(stdout: bytes, stderr: bytes = b"", *, code: int | None = 0, **flags: bool) -> CommandResult:
+    """A command's result."""
+    flags = {"timed_out": False, "truncated": False, **flags}
+    return CommandResult(exit_code=code, stdout=stdout, stderr=stderr, **flags)
+
+
+def wait_until(condition: Callable[[], bool], *, description: str, seconds: float = 10) -> None:
+    """Poll until `condition` holds; fails after `seconds`."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"not within {seconds} s: {description}"
+        time.sleep(0.02)
+
+
+@contextmanager
+def serving(provider: Provider, budgets: Budgets = BUDGETS, **options: object) -> Iterator[str]:
+    """The application in a thread of this process; its base URL."""
+    app = create_app(provider, budgets, **options)  # type: ignore[arg-type]
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, loop="asyncio", log_config=None, timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started, description="the server listens")
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(15)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def provider() -> FakeProvider:
+    return FakeProvider()
+
+
+@pytest.fixture
+def url(provider: FakeProvider) -> Iterator[str]:
+    with serving(provider) as base_url:
+        yield base_url
+
+
+@pytest.fixture
+def session(url: str) -> Iterator[TerminusSession]:
+    made = TerminusSession(url, BUDGETS)
+    yield made
+    made.close()
+
+
+def test_reset_makes_exactly_the_allocation_it_was_given(session: TerminusSession, provider: FakeProvider) -> None:
+    assert session.reset(REQUEST) == "s1"
+    assert provider.requests == [REQUEST]
+
+
+def test_a_command_is_an_observation_with_its_facts(session: TerminusSession, provider: FakeProvider) -> None:
+    session.reset(REQUEST)
+    provider.last.answers = [printed(b"out", b"err\n", code=3)]
+    seen = session.terminal("x")
+    assert (seen.text, seen.exit_code) == ("out\nerr\n[exit code 3]", 3)
+    assert (seen.timed_out, seen.truncated, seen.binary) == (False, False, False)
+
+
+def test_a_timed_out_command_is_an_observation_and_the_session_goes_on(
+    session: TerminusSession, provider: FakeProvider
+) -> None:
+    session.reset(REQUEST)
+    provider.last.answers = [printed(b"", code=None, timed_out=True)]
+    seen = session.terminal("sleep 100")
+    assert seen.timed_out
+    assert seen.exit_code is None
+    assert seen.text == "[timed out: killed after 2 s]"
+    assert session.terminal("still here").text == "still here"
+
+
+def test_binary_output_is_replaced_and_flagged(session: TerminusSession, provider: FakeProvider) -> None:
+    session.reset(REQUEST)
+    provider.last.answers = [printed(b"\xff\xfe", truncated=True)]
+    seen = session.terminal("cat picture")
+    assert seen.binary
+    assert seen.truncated
+    assert seen.text.startswith("\ufffd\ufffd\n[output truncated]")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AuthenticationFailed("key"),
+        CreateRejected("template"),
+        NothingSent("refused"),
+        RateLimited("slow", 7.0),
+        RateLimited("slow"),
+        ConcurrencyLimited("full"),
+        OutcomeUnknown("lost"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_failed_creation_arrives_typed_after_one_attempt(
+    session: TerminusSession, provider: FakeProvider, error: ProviderError
+) -> None:
+    provider.create_error = error
+    with pytest.raises(ProviderError) as raised:
+        session.reset(REQUEST)
+    assert type(raised.value) is type(error)
+    assert getattr(raised.value, "retry_after_seconds", None) == getattr(error, "retry_after_seconds", None)
+    assert len(provider.requests) == 1
+
+
+def test_a_session_can_be_reset_again_after_a_refused_creation(
+    session: TerminusSession, provider: FakeProvider
+) -> None:
+    provider.create_error = ConcurrencyLimited("full")
+    with pytest.raises(ConcurrencyLimited):
+        session.reset(REQUEST)
+    provider.create_error = None
+    assert session.reset(REQUEST) == "s2"
+    assert session.terminal("x").text == "x"
+
+
+@pytest.mark.parametrize("error", [SandboxGone("gone"), OutcomeUnknown("lost")], ids=lambda error: type(error).__name__)
+def test_a_failed_step_arrives_typed_and_the_session_stays_failed(
+    session: TerminusSession, provider: FakeProvider, error: ProviderError
+) -> None:
+    session.reset(REQUEST)
+    provider.last.answers = [error]
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            session.terminal("x")
+
+
+def test_a_command_before_reset_is_no_observation(url: str) -> None:
+    session = TerminusSession(url, BUDGETS)
+    with pytest.raises(SandboxGone):
+        session.terminal("x")
+    session.close()
+
+
+def test_a_third_session_is_told_that_the_server_is_full(url: str, provider: FakeProvider) -> None:
+    sessions = [TerminusSession(url, BUDGETS) for _ in range(3)]
+    sessions[0].reset(REQUEST)
+    sessions[1].reset(REQUEST)
+    with pytest.raises(ServerAtCapacity):
+        sessions[2].reset(REQUEST)
+    assert len(provider.requests) == 2
+    sessions[2].close()
+    sessions[0].close()
+    wait_until(lambda: "s1" in provider.deleted, description="the closed session's sandbox is deleted")
+    late = TerminusSession(url, BUDGETS)
+    assert late.reset(REQUEST) == "s3"
+    late.close()
+    sessions[1].close()
+
+
+def test_closing_deletes_the_sandbox_once_and_may_be_repeated(
+    session: TerminusSession, provider: FakeProvider
+) -> None:
+    session.reset(REQUEST)
+    session.close()
+    session.close()
+    wait_until(lambda: provider.deleted == ["s1"], description="the sandbox is deleted")
+    with pytest.raises(OutcomeUnknown):
+        session.terminal("x")
+
+
+def test_no_server_means_nothing_was_sent() -> None:
+    session = TerminusSession("http://127.0.0.1:1", BUDGETS)
+    with pytest.raises(NothingSent):
+        session.reset(REQUEST)
+    session.close()
+
+
+def test_a_server_that_dies_leaves_an_unknown_outcome_and_no_silent_new_session(provider: FakeProvider) -> None:
+    with serving(provider) as url:
+        session = TerminusSession(url, BUDGETS)
+        session.reset(REQUEST)
+    assert provider.deleted == ["s1"]
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            session.terminal("x")
+    session.close()
+
+
+def test_an_answer_that_comes_too_late_is_an_unknown_outcome_and_ends_the_session(
+    url: str, provider: FakeProvider
+) -> None:
+    session = TerminusSession(url, Budgets(command_seconds=0.2, message_seconds=0.5))
+    session.reset(REQUEST)
+    provider.last.gate = threading.Event()
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            session.terminal("x")
+    provider.last.gate.set()
+    session.close()
+    wait_until(lambda: provider.deleted == ["s1"], description="the place is freed")
+
+
+def test_a_failed_teardown_is_reported_and_listed(provider: FakeProvider) -> None:
+    reported: list[tuple[str, ProviderError]] = []
+    with serving(provider, on_teardown_failure=lambda *failure: reported.append(failure)) as url:
+        session = TerminusSession(url, BUDGETS)
+        session.reset(REQUEST)
+        provider.delete_error = OutcomeUnknown("no answer")
+        session.close()
+        wait_until(lambda: bool(reported), description="the failure is reported")
+        rows = httpx.get(f"{url}/teardown-failures").json()
+    assert reported == [("s1", provider.delete_error)]
+    assert [(row["sandbox_id"], row["kind"]) for row in rows] == [("s1", "outcome_unknown")]
+
+
+def test_a_wrong_allocation_is_rejected_before_anything_is_created(url: str, provider: FakeProvider) -> None:
+    from openenv.core.generic_client import GenericEnvClient  # type: ignore[import-untyped]
+
+    with GenericEnvClient(base_url=url).sync() as client:
+        metadata = client.reset(allocation={"allocation_id": "t-1"}).observation["metadata"]
+    assert metadata["status"] == "error"
+    assert metadata["failure"]["kind"] == "create_rejected"
+    assert provider.requests == []
+
+
+@pytest.mark.parametrize("path", ["/reset", "/step"])
+def test_the_stateless_routes_that_bypass_the_places_are_not_there(
+    url: str, provider: FakeProvider, path: str
+) -> None:
+    assert httpx.post(f"{url}{path}", json={}).status_code in (404, 405)
+    assert provider.requests == []
+
+
+def test_with_a_token_every_request_needs_it(provider: FakeProvider) -> None:
+    with serving(provider, token="secret") as url:
+        assert httpx.get(f"{url}/health").status_code == 401
+        assert httpx.get(f"{url}/health", headers={"Authorization": "Bearer secret"}).status_code == 200
+        refused = TerminusSession(url, BUDGETS, token="wrong")
+        with pytest.raises(NothingSent):
+            refused.reset(REQUEST)
+        refused.close()
+        session = TerminusSession(url, BUDGETS, token="secret")
+        assert session.reset(REQUEST) == "s1"
+        session.close()
