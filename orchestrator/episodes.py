@@ -12,7 +12,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
+from orchestrator.connection import BLOCK_SECONDS
 from orchestrator.errors import ActionPending, EpisodeAborted, EpisodeClosed, FarmError, InfrastructureLost
+from orchestrator.finished import Finished
 from orchestrator.ledger import EpisodeRow, Ledger, unrun_receipt
 from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
 from orchestrator.records import EpisodeSpec, Receipt
@@ -42,12 +44,13 @@ class Observation(str):
 class Episode:
     """A handle on one submitted episode. As a context manager it closes what it leaves unfinished."""
 
-    def __init__(self, spec: EpisodeSpec, mailbox: Mailbox, ledger: Ledger) -> None:
+    def __init__(self, spec: EpisodeSpec, mailbox: Mailbox, ledger: Ledger, finished: Finished) -> None:
         self.spec = spec
         self.episode_id = spec.episode_id
         self.remote = spec.drive is Drive.REMOTE
         self._mailbox = mailbox
         self._ledger = ledger
+        self._finished = finished
         self._number = RESET_NUMBER
         self._ready: Observation | None = None
 
@@ -144,13 +147,14 @@ class Episode:
     def wait(self, timeout_seconds: float | None = None) -> Receipt:
         """Block until the receipt is there; raises TimeoutError."""
         ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        pause = 0.005
-        while (receipt := self.receipt()) is None:
-            if ends is not None and time.monotonic() > ends:
+        while True:
+            position = self._finished.position()
+            if (receipt := self.receipt()) is not None:
+                return receipt
+            left = BLOCK_SECONDS if ends is None else ends - time.monotonic()
+            if left <= 0:
                 raise TimeoutError(f"{self.episode_id} has no receipt after {timeout_seconds:g} s")
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.25)
-        return receipt
+            self._finished.after(position, left)
 
     def _act(self, action: Action) -> Result:
         self._require_remote()

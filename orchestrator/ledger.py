@@ -47,6 +47,15 @@ class EpisodeRow:
     outcome: Outcome | None
 
 
+@dataclass(frozen=True)
+class OpenEpisode:
+    """As much of an open row as looking over all of them needs."""
+
+    episode_id: str
+    state: EpisodeState
+    job_id: str
+
+
 class Ledger:
     """Reads and writes rows, leases and receipts; `allocations` is its part about sandboxes."""
 
@@ -181,6 +190,15 @@ class Ledger:
     def open_episodes(self) -> list[str]:
         """Ids of episodes without a receipt, oldest first."""
         return cast("list[str]", self._redis.zrange(Keys.OPEN, 0, -1))
+
+    def open_rows(self) -> list[OpenEpisode]:
+        """Every open row in short, oldest first, in one round trip."""
+        episodes = self.open_episodes()
+        pipeline = self._redis.pipeline(transaction=False)
+        for episode in episodes:
+            pipeline.hmget(Keys.episode(episode), ["state", "job"])
+        pairs = zip(episodes, pipeline.execute(), strict=True)
+        return [OpenEpisode(episode, EpisodeState(state), job) for episode, (state, job) in pairs if state]
 
     def lease_ends(self) -> dict[str, float]:
         """When each leased episode's lease runs out, in unix seconds of Redis."""

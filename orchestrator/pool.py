@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, cast
 
 from redis.exceptions import RedisError
 
@@ -22,7 +21,7 @@ from orchestrator.connection import BLOCK_SECONDS, require_answer
 from orchestrator.episodes import Episode
 from orchestrator.errors import CapacityError, FarmError
 from orchestrator.farm import open_farm
-from orchestrator.keys import Keys
+from orchestrator.finished import START, Finished
 from orchestrator.limiter import Capacity, Limiter
 from orchestrator.mailbox import Mailbox
 from orchestrator.records import EpisodeSpec, Script, SettledReceipt
@@ -31,6 +30,12 @@ from orchestrator.tasks import Task
 from orchestrator.vocabulary import Drive
 
 logger = logging.getLogger(__name__)
+
+_MESSAGE_MARGIN = 15
+"""Seconds that an OpenEnv message may take beyond the command it carries (25 s for one of 10 s)."""
+
+_VERIFIER_MARGIN = 100
+"""Seconds that a verifier lives beyond its command's answer (120 s for one of 20 s)."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Pool:
         require_answer(settings.redis_url or "")
         self.redis, self.ledger = farm.redis, farm.ledger
         self._limiter, self._queue, self._presence = farm.limiter, farm.queue, farm.presence
+        self._finished = Finished(self.redis, self.run_id)
         self._episodes: dict[str, Episode] = {}
         self._stop = threading.Event()
         self._beating: threading.Thread | None = None
@@ -139,7 +145,7 @@ class Pool:
             self._beat()
         self.ledger.open(spec)
         self._queue.enqueue(spec)
-        episode = Episode(spec, Mailbox(self.redis, spec.episode_id), self.ledger)
+        episode = Episode(spec, Mailbox(self.redis, spec.episode_id), self.ledger, self._finished)
         self._episodes[spec.episode_id] = episode
         return episode
 
@@ -148,13 +154,10 @@ class Pool:
     ) -> Iterator[SettledReceipt]:
         """Yield receipts as episodes end; raises TimeoutError when nothing ended for `timeout_seconds`."""
         waiting = {episode.episode_id for episode in (self._episodes.values() if episodes is None else episodes)}
-        seen = "0"
-        quiet_since = time.monotonic()
+        position, quiet_since = START, time.monotonic()
         while waiting:
-            stream = Keys.finished(self.run_id)
-            answer: Any = self.redis.xread({stream: seen}, block=BLOCK_SECONDS * 1000, count=100)
-            for entry_id, fields in _entries(answer):
-                seen, episode_id = entry_id, fields["episode"]
+            for entry, episode_id in self._finished.after(position, BLOCK_SECONDS):
+                position = entry
                 if episode_id in waiting and (receipt := self.ledger.receipt(episode_id)) is not None:
                     waiting.discard(episode_id)
                     quiet_since = time.monotonic()
@@ -196,16 +199,12 @@ class Pool:
 
 
 def _with_own(budgets: Budgets, task: Task) -> Budgets:
-    """The farm's budgets with the task's own in their place; a policy sandbox lives at least until the deadline."""
+    """The farm's budgets with the task's own in their place, and those that have to enclose them grown with them."""
     own = task.budgets.model_dump(exclude_none=True) if task.budgets else {}
     deadline = own.get("deadline_seconds", budgets.deadline_seconds)
+    command = own.get("command_seconds", budgets.command_seconds)
+    verifier = max(own.get("verifier_command_seconds", budgets.verifier_command_seconds), command)
     own["policy_lifetime_seconds"] = max(budgets.policy_lifetime_seconds, math.ceil(deadline))
+    own["verifier_lifetime_seconds"] = max(budgets.verifier_lifetime_seconds, math.ceil(verifier) + _VERIFIER_MARGIN)
+    own["message_seconds"] = max(budgets.message_seconds, command + _MESSAGE_MARGIN)
     return budgets.model_copy(update=own)
-
-
-def _entries(answer: Any) -> Iterator[tuple[str, dict[str, str]]]:
-    """The entries of an XREAD answer, whichever protocol version shaped it."""
-    streams = answer.values() if isinstance(answer, dict) else (entries for _, entries in answer or [])
-    for entries in streams:
-        rows = entries[0] if entries and isinstance(entries[0], list) else entries
-        yield from cast("list[tuple[str, dict[str, str]]]", rows)

@@ -6,7 +6,6 @@ could execute; it is never retried and never repeated. Waiting is done on receip
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from typing import Any
 
 from redis import Redis
@@ -38,15 +37,6 @@ EXECUTABLE_EXTRAS = (
 """Hash fields of a job that make RQ run, call or repeat something besides the function."""
 
 
-class Standing(Enum):
-    """Where a job stands with RQ."""
-
-    WAITING = auto()
-    IN_HAND = auto()
-    OVER = auto()
-    MISSING = auto()
-
-
 class JobQueue:
     """The farm's queue on a byte connection."""
 
@@ -76,14 +66,9 @@ class JobQueue:
         except DuplicateJobError:
             return
 
-    def standing(self, job: str) -> Standing:
-        """What RQ makes of a job: waiting in the queue, in some worker's hands, over, or not known at all."""
-        if self._redis.lpos(self.rq.key, job) is not None:
-            return Standing.WAITING
-        status = self._redis.hget(Job.key_for(job), "status")
-        if status is None:
-            return Standing.MISSING
-        return Standing.IN_HAND if status in (b"queued", b"started") else Standing.OVER
+    def waiting(self) -> set[str]:
+        """Ids of the jobs that wait in the queue."""
+        return set(self.rq.get_job_ids())
 
     def depth(self) -> int:
         """How many jobs wait."""

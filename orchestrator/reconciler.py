@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from orchestrator.allocations import RECONCILER_TOKEN, Allocations
 from orchestrator.errors import FarmError, LeaseLost, OutcomeUnknown, ProviderError
-from orchestrator.ledger import EpisodeRow, Ledger, unrun_receipt
+from orchestrator.ledger import Ledger, OpenEpisode, unrun_receipt
 from orchestrator.provider import Provider
-from orchestrator.queue import JobQueue, Standing
+from orchestrator.queue import JobQueue
 from orchestrator.records import Allocation
 from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome
 
@@ -59,10 +59,10 @@ class Snapshot:
     now: float
     settled_since: float
     """Since when Redis has been up and looked at; leases that ran out while it was away are given one lease time."""
-    rows: Iterable[EpisodeRow]
+    open: Iterable[OpenEpisode]
     lease_ends: Mapping[str, float]
-    standings: Mapping[str, Standing]
     suspected_since: Mapping[str, float]
+    """Job id of a queued row -> since when it is neither waiting nor known to have been taken."""
     unsettled: Iterable[Allocation]
 
 
@@ -71,12 +71,10 @@ def plan(view: Snapshot, *, lease_seconds: float) -> list[Action]:
     actions: list[Action] = []
     open_episodes = set()
     trusted = view.now - view.settled_since >= lease_seconds
-    for row in view.rows:
+    for row in view.open:
         open_episodes.add(row.episode_id)
         if row.state is EpisodeState.QUEUED:
-            standing = view.standings.get(row.job_id, Standing.MISSING)
-            suspected = view.now - view.suspected_since.get(row.job_id, view.now)
-            if standing is not Standing.WAITING and suspected >= _SUSPECT_SECONDS:
+            if view.now - view.suspected_since.get(row.job_id, view.now) >= _SUSPECT_SECONDS:
                 actions.append(Enqueue(row.episode_id))
         elif row.state is EpisodeState.RUNNING and trusted and view.lease_ends.get(row.episode_id, 0.0) < view.now:
             actions.append(Finish(row.episode_id))
@@ -114,20 +112,15 @@ class Reconciler:
     def look(self) -> Snapshot:
         """Read the rows that a plan is made of."""
         now = self._ledger.now()
-        rows = [row for episode in self._ledger.open_episodes() if (row := self._ledger.row(episode)) is not None]
-        queued = [row.job_id for row in rows if row.state is EpisodeState.QUEUED]
-        standings = {job: self._queue.standing(job) for job in queued}
-        self._suspected = {
-            job: self._suspected.get(job, now)
-            for job, standing in standings.items()
-            if standing is not Standing.WAITING
-        }
+        rows = self._ledger.open_rows()
+        waiting = self._queue.waiting()
+        queued = {row.job_id for row in rows if row.state is EpisodeState.QUEUED}
+        self._suspected = {job: self._suspected.get(job, now) for job in queued - waiting}
         return Snapshot(
             now=now,
             settled_since=self._settled_since,
-            rows=rows,
+            open=rows,
             lease_ends=self._ledger.lease_ends(),
-            standings=standings,
             suspected_since=dict(self._suspected),
             unsettled=self._ledger.allocations.unsettled(),
         )
@@ -149,8 +142,7 @@ class Reconciler:
         row = self._ledger.row(episode_id)
         if row is None or row.state is not EpisodeState.QUEUED:
             return
-        if self._queue.standing(row.job_id) is not Standing.MISSING:
-            self._queue.forget(row.job_id)
+        self._queue.forget(row.job_id)
         self._queue.enqueue(row.spec, row.attempt)
         self._suspected.pop(row.job_id, None)
         report.enqueued.append(episode_id)

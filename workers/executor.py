@@ -39,6 +39,10 @@ from workers.timeline import Timeline
 logger = logging.getLogger(__name__)
 
 
+_ANSWER_SECONDS = 5.0
+"""What a command's answer may take beyond the command's own limit, where a task has raised that."""
+
+
 class StepResult(Protocol):
     """What a terminal call returned."""
 
@@ -267,7 +271,7 @@ class Executor:
             task.command,
             timeout_seconds=self.timeline.bound(budgets.command_seconds),
             output_limit_bytes=budgets.transfer_bytes,
-            response_seconds=self.timeline.bound(budgets.verifier_command_seconds),
+            response_seconds=max(budgets.verifier_command_seconds, budgets.command_seconds + _ANSWER_SECONDS),
         )
         self._sizes["verifier_stdout"] = len(run.stdout)
         return grade(task.grader, task.expected, run)

@@ -26,6 +26,7 @@ from orchestrator.provider import Provider
 from orchestrator.settings import Budgets, Settings
 from workers.jobs import SlotContext
 from workers.parentage import die_with_parent, leave_terminal_signals_to_parent
+from workers.preflight import require_accepted_key
 from workers.slot import run_slot
 from workers.terminus.client import TerminusSession
 from workers.terminus.server import serve
@@ -74,7 +75,11 @@ class Supervisor:
         )
 
     def run(self) -> None:
-        """Start the children, keep them alive, drain when told to. Returns when all of them have ended."""
+        """Start the children, keep them alive, drain when told to. Returns when all of them have ended.
+
+        Raises AuthenticationFailed before anything is started when the provider refuses the key.
+        """
+        require_accepted_key(self._make_provider)
         gc.collect()
         gc.freeze()  # forked children share these pages until something writes to them
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -58,7 +58,9 @@ def _table(findings: list[Finding]) -> object:
     from deploy.terminal import safe
 
     styles = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
-    table = Table("check", "", "found", "what to do", box=None, pad_edge=False, title_justify="left")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("check", "", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
     for finding in findings:
         table.add_row(
             finding.name,

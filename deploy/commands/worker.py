@@ -45,4 +45,5 @@ def worker(
 
     from workers.supervisor import Supervisor
 
+    provider_of(settings)  # imports the SDK before the first fork; makes no request
     Supervisor(settings, name, lambda: provider_of(settings)).run()

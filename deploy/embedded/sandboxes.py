@@ -7,6 +7,7 @@ exits.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -26,6 +27,7 @@ _START_SECONDS = 60.0
 """To import its parts and listen; one to two seconds are usual."""
 _STOP_SECONDS = 20.0
 """To delete what still runs."""
+_ROOT_PREFIX = "sandboxes-"
 INSTEAD = "set E2B_API_KEY to run sandboxes on the E2B cloud"
 
 
@@ -57,7 +59,10 @@ class LocalSandboxes:
             return
         require_linux("the local sandbox service", INSTEAD)
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._root = Path(tempfile.mkdtemp(prefix="sandboxes-", dir=self._directory))
+        for abandoned in self._directory.glob(f"{_ROOT_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                abandoned.rmdir()  # of a killed parent: its service emptied it when it ended
+        self._root = Path(tempfile.mkdtemp(prefix=_ROOT_PREFIX, dir=self._directory))
         self.log.write_bytes(b"")
         order = {
             "parent": os.getpid(),
@@ -103,11 +108,9 @@ class LocalSandboxes:
     def _hand_over(self, child: subprocess.Popen[bytes], order: str) -> str:
         assert child.stdin is not None
         assert child.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it ended already: its log says why
             child.stdin.write(order.encode() + b"\n")
             child.stdin.flush()
-        except BrokenPipeError:
-            pass
         answer = _read_line(child.stdout.fileno(), time.monotonic() + _START_SECONDS)
         if answer is not None and answer.startswith(b"{"):
             return str(json.loads(answer)["url"])

@@ -80,7 +80,7 @@ def test_stdout_and_stderr_arrive_apart_and_as_written(run: Run) -> None:
 
 
 def test_every_byte_value_survives(run: Run) -> None:
-    result = run("for i in $(seq 0 255); do printf \"\\\\x$(printf %02x $i)\"; done")
+    result = run('for i in $(seq 0 255); do printf "\\\\x$(printf %02x $i)"; done')
     assert result.stdout == bytes(range(256))
 
 
@@ -126,9 +126,7 @@ def test_output_of_exactly_the_limit_is_not_cut(run: Run) -> None:
     assert (len(result.stdout), result.truncated) == (LIMIT, False)
 
 
-@pytest.mark.parametrize(
-    "background", ["sleep 60", "setsid sleep 60", "while :; do echo x; sleep 0.01; done", "yes"]
-)
+@pytest.mark.parametrize("background", ["sleep 60", "setsid sleep 60", "while :; do echo x; sleep 0.01; done", "yes"])
 def test_a_background_process_that_holds_stdout_does_not_hold_the_call(run: Run, background: str) -> None:
     began = time.monotonic()
     result = run(f"({background}) & echo started; exit 5")
@@ -145,7 +143,7 @@ def test_a_background_writer_outlives_its_command_without_sigpipe(run: Run) -> N
 
 
 def test_a_long_command_full_of_quotes_arrives_unchanged(run: Run) -> None:
-    text = "it's \"quoted\" $HOME `x` \\ é\n"
+    text = 'it\'s "quoted" $HOME `x` \\ é\n'
     filler = (text * (96 * 1024 // len(text.encode())))[: 90 * 1024 // 2]
     command = "cat <<'END' | wc -c\n" + filler + "\nEND"
     assert len(command.encode()) > 45 * 1024

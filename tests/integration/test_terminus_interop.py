@@ -7,20 +7,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import workers.terminus  # noqa: F401 - blocks gradio before openenv.core is imported
-from orchestrator.provider import Provider
+from orchestrator.errors import ArtifactMissing
+from orchestrator.provider import Provider, Sandbox
 from tests.integration.test_sandboxes_provider import KEY, local_service
 from tests.integration.test_terminus_session import wait_until
 from workers.sandboxes.provider import E2BProvider
 
-from openenv.core.env_server.mcp_types import CallToolAction  # isort: skip  # type: ignore[import-untyped]
-from openenv.core.generic_client import GenericEnvClient  # isort: skip  # type: ignore[import-untyped]
-from openenv.core.mcp_client import MCPToolClient  # isort: skip  # type: ignore[import-untyped]
+from openenv.core.env_server.mcp_types import CallToolAction  # type: ignore[import-untyped]  # isort: skip
+from openenv.core.generic_client import GenericEnvClient  # type: ignore[import-untyped]  # isort: skip
+from openenv.core.mcp_client import MCPToolClient  # type: ignore[import-untyped]  # isort: skip
 
 _SERVER = """
 import sys
@@ -39,12 +39,13 @@ serve(
 _HOLDER = """
 import sys, time
 sys.modules["gradio"] = None
+from openenv.core.env_server.mcp_types import CallToolAction
 from openenv.core.generic_client import GenericEnvClient
 from openenv.core.mcp_client import MCPToolClient
 client = {"mcp": MCPToolClient, "generic": GenericEnvClient}[sys.argv[1]](base_url=sys.argv[2]).sync()
 print(client.reset().done, flush=True)
 if sys.argv[3] == "busy":
-    client.step({"type": "call_tool", "tool_name": "terminal", "arguments": {"command": "sleep 60"}})
+    client.step(CallToolAction(tool_name="terminal", arguments={"command": "touch busy; sleep 60"}))
 time.sleep(600)
 """
 
@@ -193,7 +194,7 @@ def test_an_infrastructure_failure_is_an_error_for_a_plain_client(url: str, prov
 
 
 def test_a_long_command_full_of_quotes_passes_through_unchanged(url: str) -> None:
-    text = "it's \"quoted\" `x` $HOME é\n" * 1500
+    text = 'it\'s "quoted" `x` $HOME é\n' * 1500
     with MCPToolClient(base_url=url).sync() as client:
         client.reset()
         seen = step(client, command=f"cat <<'END'\n{text}END")
@@ -229,7 +230,9 @@ def test_a_killed_clients_places_are_free_within_seconds(url: str, provider: Pro
         assert len(provider.list({"farm": "interop"})) == 2
         one.send_signal(signal.SIGKILL)
         two.send_signal(signal.SIGKILL)
-        wait_until(lambda: provider.list({"farm": "interop"}) == [], description="both sandboxes are deleted", seconds=6)
+        wait_until(
+            lambda: provider.list({"farm": "interop"}) == [], description="both sandboxes are deleted", seconds=6
+        )
     with MCPToolClient(base_url=url).sync() as a, MCPToolClient(base_url=url).sync() as b:
         assert a.reset().observation.metadata["status"] == "ready"
         assert b.reset().observation.metadata["status"] == "ready"
@@ -240,10 +243,19 @@ def test_a_client_killed_in_mid_step_frees_its_place_within_the_commands_limit(
     url: str, provider: Provider, kind: str
 ) -> None:
     with holding(kind, url, busy=True) as client:
+        (row,) = provider.list({"farm": "interop"})
+        sandbox = provider.attach(row.sandbox_id, lifetime_seconds=60)
+        wait_until(lambda: _exists(sandbox, "/home/user/busy"), description="the step is in flight")
         client.send_signal(signal.SIGKILL)
-        wait_until(
-            lambda: provider.list({"farm": "interop"}) == [], description="the sandbox is deleted", seconds=4 + 6
-        )
+        wait_until(lambda: provider.list({"farm": "interop"}) == [], description="it is deleted", seconds=4 + 6)
+
+
+def _exists(sandbox: Sandbox, path: str) -> bool:
+    try:
+        sandbox.read(path, limit_bytes=10, timeout_seconds=5)
+    except ArtifactMissing:
+        return False
+    return True
 
 
 def test_an_idle_live_client_keeps_its_session(url: str, provider: Provider) -> None:

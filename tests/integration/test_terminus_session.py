@@ -111,9 +111,7 @@ def wait_until(condition: Callable[[], bool], *, description: str, seconds: floa
 def serving(provider: Provider, budgets: Budgets = BUDGETS, **options: object) -> Iterator[str]:
     """The application in a thread of this process; its base URL."""
     app = create_app(provider, budgets, **options)  # type: ignore[arg-type]
-    server = uvicorn.Server(
-        uvicorn.Config(app, port=0, loop="asyncio", log_config=None, timeout_graceful_shutdown=1)
-    )
+    server = uvicorn.Server(uvicorn.Config(app, port=0, loop="asyncio", log_config=None, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started, description="the server listens")
@@ -247,9 +245,7 @@ def test_a_third_session_is_told_that_the_server_is_full(url: str, provider: Fak
     sessions[1].close()
 
 
-def test_closing_deletes_the_sandbox_once_and_may_be_repeated(
-    session: TerminusSession, provider: FakeProvider
-) -> None:
+def test_closing_deletes_the_sandbox_once_and_may_be_repeated(session: TerminusSession, provider: FakeProvider) -> None:
     session.reset(REQUEST)
     session.close()
     session.close()
@@ -314,9 +310,7 @@ def test_a_wrong_allocation_is_rejected_before_anything_is_created(url: str, pro
 
 
 @pytest.mark.parametrize("path", ["/reset", "/step"])
-def test_the_stateless_routes_that_bypass_the_places_are_not_there(
-    url: str, provider: FakeProvider, path: str
-) -> None:
+def test_the_stateless_routes_that_bypass_the_places_are_not_there(url: str, provider: FakeProvider, path: str) -> None:
     assert httpx.post(f"{url}{path}", json={}).status_code in (404, 405)
     assert provider.requests == []
 

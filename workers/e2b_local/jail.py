@@ -2,9 +2,8 @@
 
 Always: namespaces of its own for users, processes, network, IPC and host name; `/` read-only; writable places are
 memory-backed and of bounded size; the host's environment and files are not there. Started by root, the jail is built
-by an unprivileged host user: uid 1000 inside would otherwise *be* the host's root. Nothing is found by name on that
-user's behalf but what every user can reach: the rest is opened here and passed as descriptors, so that an interpreter
-or a virtual environment below /root works too.
+by an unprivileged host user: uid 1000 inside would otherwise *be* the host's root. What that user may not be able to
+reach by name is opened here and passed as descriptors, so that a virtual environment below /root works too.
 """
 
 import contextlib
@@ -14,6 +13,8 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from workers.e2b_local.stage import Interpreter
 
 _UID = 1000
 _HOME = "/home/user"
@@ -61,7 +62,7 @@ class Jail:
 
     bwrap: Path
     options: frozenset[str]  # the long options that this bwrap knows
-    interpreter: Path
+    python: Interpreter
     files: Path  # a copy of the tree that every jail gets at its root, see stage.py
     limits: Limits
     host_uid: int | None  # whom to become first; None: stay who we are
@@ -72,7 +73,7 @@ class Jail:
         Call it from a thread that lives as long as the service: a jail is killed when its parent *thread* ends.
         """
         boot = f"import sys; sys.path.insert(0, {_LIBRARY!r}); from agent.main import main; main({control.fileno()})"
-        return self.run(name, [str(self.interpreter), "-I", "-S", "-B", "-c", boot], keep=(control.fileno(),))
+        return self.run(name, [str(self.python.path), "-I", "-S", "-B", "-c", boot], keep=(control.fileno(),))
 
     def run(self, name: str, command: list[str], *, keep: tuple[int, ...] = ()) -> Started:
         """Start any command as the first process of a jail."""
@@ -116,7 +117,7 @@ class Jail:
             *(word for path in _DIRECTORIES for word in ("--perms", "0755", "--dir", path)),
             *_system_words(),
             *self._writable_words(),
-            *self._interpreter_words(files, stack),
+            *self._interpreter_words(),
             *self._file_words(files, stack),
             *("--symlink", "/tmp", "/var/tmp", "--remount-ro", "/"),
             *("--chdir", _HOME, "--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "LANG", "C.UTF-8"),
@@ -134,17 +135,12 @@ class Jail:
         # --dev makes a tmpfs that is neither bounded nor read-only.
         yield from ("--remount-ro", "/dev")
 
-    def _interpreter_words(self, files: list[int], stack: contextlib.ExitStack) -> Iterator[str]:
+    def _interpreter_words(self) -> Iterator[str]:
         """Make `python` and `python3` work; an interpreter outside /usr is mounted where it expects to be."""
-        prefix = self.interpreter.parent.parent
-        if not self.interpreter.is_relative_to("/usr"):
-            if "--ro-bind-fd" in self.options:
-                files.append(_open(stack, prefix))
-                yield from ("--ro-bind-fd", str(files[-1]), str(prefix))
-            else:
-                yield from ("--ro-bind", str(prefix), str(prefix))
+        if self.python.source:
+            yield from ("--ro-bind", str(self.python.source), str(self.python.prefix))
         for name in ("python", "python3"):
-            yield from ("--symlink", str(self.interpreter), f"{_SHIMS}/{name}")
+            yield from ("--symlink", str(self.python.path), f"{_SHIMS}/{name}")
 
     def _file_words(self, files: list[int], stack: contextlib.ExitStack) -> Iterator[str]:
         for path in sorted(self.files.rglob("*")):

@@ -9,7 +9,6 @@ import fcntl
 import ipaddress
 import logging
 import os
-import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from workers.e2b_local.events import EventLog
 from workers.e2b_local.jail import Limits
 from workers.e2b_local.proxy import Proxy
 from workers.e2b_local.sandboxes import Registry
+from workers.e2b_local.stage import unstage
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Service:
         await send({"type": "lifespan.shutdown.complete"})
 
     def _leave(self) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)
+        unstage(self._directory)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -193,7 +193,7 @@ def _claim(root: Path) -> int:
         os.close(lock)
         raise RootInUse(f"another local sandbox service uses {root}: stop it, or choose another root") from None
     for stale in root.glob(f"{_RUN_PREFIX}*"):
-        shutil.rmtree(stale, ignore_errors=True)
+        unstage(stale)
     return lock
 
 

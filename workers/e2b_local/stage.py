@@ -1,9 +1,16 @@
-"""The tree that every jail gets a copy of: the compiled agent and the few files that a system needs in /etc."""
+"""What jails are made from: a tree that each gets a copy of (the compiled agent, a few files for /etc), and a Python.
 
+Jails that root starts are built by a host user who cannot look below directories like /root. An interpreter that lives
+there is copied, without its site-packages, to where that user can reach it.
+"""
+
+import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 AGENT = Path(__file__).parent / "agent"
@@ -31,13 +38,26 @@ _ETC = {
 }
 
 
+_RUN = Path("/run")  # only root writes here, everybody can look into it
+_UNNEEDED = shutil.ignore_patterns("site-packages", "test", "idlelib", "tkinter", "config-*", "*.a")
+
+
 class UnusablePython(Exception):
     """No interpreter on this host can run the agent."""
 
 
-def stage(directory: Path, python: Path | None = None) -> Path:
-    """Fill `directory` afresh and return the interpreter that jails are to use: `python`, the system's, or our own."""
-    shutil.rmtree(directory, ignore_errors=True)
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python for jails: where it is found inside, and which host directory must be mounted for that."""
+
+    path: Path
+    prefix: Path | None  # None: it is in /usr, which every jail has
+    source: Path | None  # the host directory to mount at `prefix`
+
+
+def stage(directory: Path, python: Path | None = None, *, for_other_user: bool) -> Interpreter:
+    """Fill `directory` afresh, and choose the jails' Python: `python`, the system's, or our own."""
+    unstage(directory)
     (directory / "etc").mkdir(parents=True)
     for name, text in _ETC.items():
         (directory / "etc" / name).write_text(text)
@@ -47,7 +67,43 @@ def stage(directory: Path, python: Path | None = None) -> Path:
     shim.chmod(0o755)
     compiled = directory / "opt/farm/lib/agent"
     compiled.mkdir(parents=True)
-    return _compile(compiled, [python] if python else [*filter(Path.is_file, _SYSTEM_PYTHONS), _own_python()])
+    path = _compile(compiled, [python] if python else [*filter(Path.is_file, _SYSTEM_PYTHONS), _own_python()])
+    prefix = path.parent.parent
+    if path.is_relative_to("/usr"):
+        return Interpreter(path, None, None)
+    if for_other_user and not _reachable(prefix):
+        return Interpreter(path, prefix, _copy(prefix, _copy_of(directory)))
+    return Interpreter(path, prefix, prefix)
+
+
+def unstage(directory: Path) -> None:
+    """Remove what `stage` made."""
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.rmtree(_copy_of(directory), ignore_errors=True)
+
+
+def _copy_of(directory: Path) -> Path:
+    return _RUN / f"rollout-farm-python-{hashlib.sha256(bytes(directory.absolute())).hexdigest()[:16]}"
+
+
+def _reachable(path: Path) -> bool:
+    return all(place.stat().st_mode & stat.S_IXOTH for place in (path, *path.parents))
+
+
+def _copy(prefix: Path, target: Path) -> Path:
+    target.mkdir()
+    for pattern in ("bin/python*", "lib/python*", "lib/*.so*"):
+        for path in prefix.glob(pattern):
+            copy = target / path.relative_to(prefix)
+            copy.parent.mkdir(exist_ok=True)
+            if path.is_dir():
+                shutil.copytree(path, copy, symlinks=True, ignore=_UNNEEDED)
+            else:
+                shutil.copy2(path, copy, follow_symlinks=False)
+    for path in (target, *target.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | (0o055 if path.is_dir() or os.access(path, os.X_OK) else 0o044))
+    return target
 
 
 def _own_python() -> Path:

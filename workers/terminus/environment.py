@@ -100,7 +100,9 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         self._failure: ProviderError | None = None
         self._last: dict[str, Any] = {}
         self._state = TerminusState(episode_id=str(uuid4()), step_count=0)
-        self._owning = threading.Lock()  # guards which sandbox is ours, never held during a command
+        # Guards which sandbox is ours. Held while one is created, so that a close waits for it and deletes it.
+        self._owning = threading.Lock()
+        self._closed = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="terminus")
         self.tool()(self._tool())
 
@@ -143,10 +145,12 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
             )
 
     def _create(self, allocation: Any) -> None:
-        created = self._provider.create(self._request(allocation))
+        request = self._request(allocation)
         with self._owning:
-            self._sandbox = created
-        self._state.sandbox_id = created.sandbox_id
+            if self._closed:
+                raise SandboxGone("the session was closed")
+            self._sandbox = self._provider.create(request)
+            self._state.sandbox_id = self._sandbox.sandbox_id
 
     def _request(self, allocation: Any) -> CreateRequest:
         if allocation is None:
@@ -293,14 +297,15 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
 
     def close(self) -> None:
         """Delete the sandbox; may be called again, and never raises."""
-        self._release()
+        self._release(closing=True)
         self._thread.shutdown(wait=False)
         if self._on_closed is not None:
             self._on_closed(self)
         super().close()
 
-    def _release(self) -> None:
+    def _release(self, *, closing: bool = False) -> None:
         with self._owning:
+            self._closed = self._closed or closing
             sandbox, self._sandbox = self._sandbox, None
             if sandbox is None:
                 return

@@ -125,7 +125,7 @@ def serve(
     """Serve until SIGTERM or SIGINT, then close every session; `ready` gets the base URL once requests are answered.
 
     `listener` is a bound socket to serve on instead of `host` and `port`: whoever owns it can restart the server at
-    the same address. `options` are those of `create_app`. Raises SettingsError for a host beyond loopback without a token.
+    the same address. `options` are those of `create_app`. A host beyond loopback without a token is a SettingsError.
     """
     if listener is not None:
         host = listener.getsockname()[0]

@@ -17,6 +17,7 @@ from orchestrator.errors import (
     ProviderError,
     RateLimited,
     SandboxGone,
+    ServerAtCapacity,
 )
 
 _CLASSES: tuple[type[ProviderError], ...] = (
@@ -24,6 +25,7 @@ _CLASSES: tuple[type[ProviderError], ...] = (
     AuthenticationFailed,
     CreateRejected,
     NothingSent,
+    ServerAtCapacity,
     RateLimited,
     ConcurrencyLimited,
     OutcomeUnknown,

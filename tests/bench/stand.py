@@ -1,0 +1,65 @@
+"""The stand: an embedded farm for one measurement, in a temporary directory, gone with its context.
+
+What always holds: nothing of the surroundings is used (no REDIS_URL, no E2B key), and the environment variables that a
+farm sets for its children are put back.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from deploy.embedded.children import end, leashed, spawn
+from deploy.local_farm import LocalFarm
+from orchestrator.farm import open_farm
+from orchestrator.settings import Settings
+
+_END_SECONDS = 30.0
+
+
+@contextmanager
+def farm_of(workers: int, **settings: object) -> Iterator[LocalFarm]:
+    """A running farm with this many workers."""
+    before = dict(os.environ)
+    given = Settings.model_validate({"redis_url": None, "e2b_api_key": None, "e2b_api_url": None, **settings})
+    try:
+        with LocalFarm(given, workers=workers, temporary=True) as farm:
+            yield farm
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def one_more_worker(farm: LocalFarm, module: str, *arguments: str) -> Iterator[None]:
+    """A worker beside the farm's own: `python -m module ...`, alive when the block begins."""
+    known = len(open_farm(farm.settings).presence.workers())
+    child = spawn(leashed(sys.executable, "-m", module, *arguments), log=farm.logs / f"more-{known}.log")
+    try:
+        await_workers(farm, known + 1)
+        yield
+    finally:
+        end(child, seconds=_END_SECONDS)
+
+
+def await_workers(farm: LocalFarm, count: int) -> None:
+    """Wait until this many workers have said that they are alive."""
+    presence = open_farm(farm.settings).presence
+    wait_until(lambda: len(presence.workers()) >= count, f"{count} workers")
+
+
+def wait_until(condition: Callable[[], bool], description: str, *, seconds: float = 60) -> None:
+    """Poll until it holds; raises TimeoutError."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > ends:
+            raise TimeoutError(f"{description}: not within {seconds:g} s")
+        time.sleep(0.02)
+
+
+def milliseconds(seconds: Sequence[float]) -> list[float]:
+    """Seconds as milliseconds."""
+    return [1000 * value for value in seconds]

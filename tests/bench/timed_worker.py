@@ -1,0 +1,21 @@
+"""A worker as `rollout-farm worker` starts it, on a provider that notes its calls: `python -m ... FILE`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from deploy.commands.resolve import connected_settings, provider_of, start_logging
+from tests.bench.timed_provider import CallLog, TimedProvider
+from workers.supervisor import Supervisor
+
+
+def main(log: Path) -> None:
+    """Run it until SIGTERM."""
+    settings = connected_settings()
+    start_logging(settings)
+    Supervisor(settings, "timed", lambda: TimedProvider(provider_of(settings), CallLog(log))).run()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,162 @@
+"""The command as a person runs it: in a directory of its own, with its exit code and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from workers.sandboxes.provider import E2BProvider
+
+COMMAND = (sys.executable, "-m", "deploy.cli")
+ROOT = Path(__file__).parents[2]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "NO_COLOR": "1", **variables}
+
+
+def run(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=directory,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [("doctor",), ("tasks",), ("tasks", "check"), ("sandboxes",), ("sandboxes", "serve"), ("terminus",)]
+)
+def test_every_help_ends_with_examples(tmp_path: Path, words: Sequence[str]) -> None:
+    done = run(tmp_path, *words, "--help")
+    assert done.returncode == 0
+    assert done.stdout.partition("Examples:")[2].strip().startswith("$ ")
+
+
+def test_the_version_is_shown(tmp_path: Path) -> None:
+    assert re.fullmatch(r"rollout-farm \S+\n", run(tmp_path, "--version").stdout)
+
+
+def test_an_unknown_command_is_a_usage_error(tmp_path: Path) -> None:
+    assert run(tmp_path, "conquer").returncode == 2
+
+
+def test_a_wrong_setting_is_one_line_and_has_its_code(tmp_path: Path) -> None:
+    done = run(tmp_path, "doctor", FARM_PLAN="enterprise")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: FARM_PLAN: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_doctor_finds_this_host_fit_and_leaves_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, "doctor", "--json", TMPDIR=str(tmp_path))
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["healthy"]) == (0, True), done.stdout
+    assert {"Python", "Redis", "Jails", "Capacity"} <= {finding["name"] for finding in report["findings"]}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_fails_and_says_what_to_mend(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        "doctor",
+        REDIS_URL="redis://user:hidden@127.0.0.1:1/0",
+        E2B_API_KEY="e2b_hidden",
+        FARM_E2B_API_URL="http://127.0.0.1:1",
+    )
+    assert done.returncode == 1
+    assert "REDIS_URL" in done.stdout
+    assert "hidden" not in done.stdout + done.stderr
+
+
+def test_doctor_tells_a_wrong_key(tmp_path: Path, redis_url: str) -> None:
+    with serving(tmp_path) as (url, _):
+        done = run(tmp_path, "doctor", "--json", REDIS_URL=redis_url, E2B_API_KEY="no", FARM_E2B_API_URL=url)
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 1
+    assert found["Provider"]["status"] == "fail"
+    assert "does not accept the key" in found["Provider"]["detail"]
+    assert "E2B_API_KEY" in found["Provider"]["mend"]
+
+
+def test_tasks_check_names_file_and_line(tmp_path: Path) -> None:
+    assert run(tmp_path, "tasks", "check", "weekly-sales").returncode == 0
+    (tmp_path / "broken.json").write_text('{\n "id": "x",\n "prompt": ""\n}\n')
+    done = run(tmp_path, "tasks", "check", "weekly-sales", "broken.json")
+    assert done.returncode == 7
+    assert re.search(r"^broken\.json:\d+: ", done.stderr, re.MULTILINE)
+
+
+class serving:  # noqa: N801 - reads as what it does
+    """`rollout-farm sandboxes serve` as a context: its URL and the key it printed."""
+
+    def __init__(self, directory: Path, **variables: str) -> None:
+        self._directory = directory
+        self._variables = variables
+
+    def __enter__(self) -> tuple[str, str]:
+        self.process = subprocess.Popen(
+            [*COMMAND, "sandboxes", "serve"],
+            cwd=self._directory,
+            env=environment(PYTHONUNBUFFERED="1", **self._variables),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        said = "".join(self.process.stdout.readline() for _ in range(4))
+        url = re.search(r"E2B_API_URL=(\S+)", said)
+        key = re.search(r"E2B_API_KEY=(\S+)", said)
+        assert url is not None, said
+        return url.group(1), key.group(1) if key else ""
+
+    def __exit__(self, *_: object) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.said = self.process.communicate(timeout=30)[0]
+
+
+def test_sandboxes_serve_prints_how_to_use_it_and_ends_on_ctrl_c(tmp_path: Path) -> None:
+    service = serving(tmp_path)
+    with service as (url, key):
+        assert E2BProvider(key, api_url=url).list({}) == []
+    assert service.process.returncode == 0
+    assert [path.name for path in (tmp_path / ".farm").iterdir()] == ["sandboxes.log"]
+
+
+def test_sandboxes_serve_does_not_print_a_key_of_yours(tmp_path: Path) -> None:
+    with serving(tmp_path, E2B_API_KEY="my-own-key") as (url, key):
+        assert key == ""
+        assert E2BProvider("my-own-key", api_url=url).list({}) == []
+
+
+def test_terminus_beyond_loopback_needs_a_token(tmp_path: Path) -> None:
+    done = run(tmp_path, "terminus", "--host", "0.0.0.0", "--port", "0")
+    assert done.returncode == 3
+    assert "FARM_TERMINUS_TOKEN" in done.stderr
+
+
+def test_terminus_serves_alone_with_local_sandboxes(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "terminus", "--port", "0"],
+        cwd=tmp_path,
+        env=environment(PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert re.match(r"Terminus at http://127\.0\.0\.1:\d+", process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode in (0, 130)
+    assert [path.name for path in (tmp_path / ".farm").iterdir()] == ["sandboxes.log"]

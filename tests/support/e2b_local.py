@@ -1,0 +1,134 @@
+"""The local sandbox service in a process of its own, and clients for it.
+
+Test modules say `pytest_plugins = ["tests.support.e2b_local"]` and ask for `service`: one is started for the session.
+PYTEST_DONT_REWRITE: those modules import this one before pytest learns that it is a plugin.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from e2b import E2B, Sandbox
+
+API_KEY = "e2b_" + "5" * 40
+_REPOSITORY = Path(__file__).parents[2]
+_START_SECONDS = 30.0
+_STOP_SECONDS = 15.0
+# Small enough that reaching a limit takes no time, large enough for any ordinary test.
+SMALL = {"process_limit": 64, "file_limit_mb": 48, "home_mb": 96, "tmp_mb": 32, "memory_mb": 512}
+
+
+@dataclass(frozen=True)
+class LocalService:
+    """A running service."""
+
+    url: str
+    root: Path
+    process: subprocess.Popen[str]
+
+    def client(self, api_key: str = API_KEY) -> E2B:
+        return E2B(api_url=self.url, sandbox_url=self.url, api_key=api_key, retries=0)
+
+    def create(self, **options: Any) -> Sandbox:
+        return self.client().Sandbox.create(**{"timeout": 60, "request_timeout": 10, **options})
+
+    def events(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.call("GET", "/admin/events").json()
+        return rows
+
+    def events_of(self, sandbox_id: str) -> list[str]:
+        return [row["event"] for row in self.events() if row["sandbox_id"] == sandbox_id]
+
+    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """A request to the control plane that the SDK would not make."""
+        headers = {"X-API-KEY": API_KEY, **options.pop("headers", {})}
+        return httpx.request(method, self.url + path, headers=headers, timeout=10, **options)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(_STOP_SECONDS)
+
+
+@contextlib.contextmanager
+def running_service(root: Path, **settings: Any) -> Iterator[LocalService]:
+    """A service of its own, which is stopped at the end."""
+    command = [sys.executable, "-m", "tests.support.e2b_local", str(root), json.dumps({**SMALL, **settings})]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_REPOSITORY), "SECRET_OF_THE_HOST": "hunter2"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=_REPOSITORY) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().strip()
+            assert url, "the service did not start"
+            yield LocalService(url, root, process)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+            process.stdout.close()
+    assert jails_of(root) == [], "the service left sandboxes behind"
+
+
+def wait_until(condition: Callable[[], bool], *, description: str, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {description}"
+        time.sleep(0.01)
+
+
+def children_of(pid: int) -> list[int]:
+    """The living direct children of a process."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def jails_of(root: Path) -> list[str]:
+    return [path.name for path in root.glob("run-*")]
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
+    with running_service(tmp_path_factory.mktemp("e2b") / "root") as running:
+        yield running
+
+
+@pytest.fixture
+def sandbox(service: LocalService) -> Iterator[Sandbox]:
+    box = service.create()
+    yield box
+    box.kill()
+
+
+def _main() -> None:
+    from workers.e2b_local.service import ServiceConfig, serve
+
+    settings = json.loads(sys.argv[2])
+    paths = {name: Path(settings.pop(name)) for name in ("python", "bwrap") if name in settings}
+    config = ServiceConfig(api_key=API_KEY, root=Path(sys.argv[1]), **settings, **paths)
+    serve(config, ready=_announce)
+
+
+def _announce(url: str) -> None:
+    os.write(1, f"{url}\n".encode())
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,39 @@
+"""The suite's Redis: one real server for the session, emptied before a test and searched for leaks after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from redis import Redis
+
+from deploy.embedded import EmbeddedRedis
+from orchestrator.keys import FARM, PERSISTENT, Keys
+from orchestrator.vocabulary import AllocationState, EpisodeState
+
+
+@contextmanager
+def running_redis(directory: Path) -> Iterator[str]:
+    """The URL of a server that does not wait for the disk."""
+    with EmbeddedRedis(directory, appendfsync="no") as server:
+        yield server.url
+
+
+def leaks(client: Redis) -> list[str]:
+    """The farm's keys that would live for ever without a reason, each with what is wrong."""
+    names = sorted(client.scan_iter(match=f"{FARM}*", count=1000))
+    return [problem for name in names if client.ttl(name) == -1 and (problem := _leak(client, name))]
+
+
+def _leak(client: Redis, name: str) -> str | None:
+    if not any(fnmatchcase(name, pattern) for pattern in PERSISTENT):
+        return f"{name} has no TTL and is not in keys.PERSISTENT"
+    if fnmatchcase(name, Keys.episode("*")) and client.hget(name, "state") == EpisodeState.FINAL:
+        return f"{name} is final and has no TTL"
+    if fnmatchcase(name, Keys.allocation("*")):
+        state = client.hget(name, "state")
+        if state is not None and AllocationState(str(state)).settled:
+            return f"{name} is settled and has no TTL"
+    return None

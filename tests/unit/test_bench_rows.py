@@ -1,0 +1,34 @@
+"""The benchmarks' arithmetic: goals, ratios, covered time."""
+
+from __future__ import annotations
+
+import math
+
+from tests.bench.episode_overhead import union_seconds
+from tests.bench.rows import Goal, Row, table
+
+
+def test_a_limit_itself_meets_its_goal_and_nan_never_does() -> None:
+    assert Goal("<=", 40).met_by(40)
+    assert not Goal("<=", 40).met_by(40.001)
+    assert Goal(">=", 14).met_by(14)
+    assert not Goal(">=", 14).met_by(13.9)
+    assert not Goal("<=", 40).met_by(math.nan)
+    assert not Goal(">=", 14).met_by(math.nan)
+
+
+def test_a_row_without_a_goal_has_no_verdict() -> None:
+    row = Row("a part", 3.0, "ms", None, "measured")
+    assert row.met is None
+    assert row.as_json()["goal"] is None
+
+
+def test_the_table_says_which_goals_are_missed() -> None:
+    lines = table([Row("a", 30, "ms", Goal("<=", 40), ""), Row("b", 50, "ms", Goal("<=", 40), "")]).splitlines()
+    assert lines[1].rstrip().endswith("yes")
+    assert lines[2].split() == ["b", "50.00", "ms", "<=", "40", "1.25", "NO"]
+
+
+def test_overlapping_calls_are_counted_once() -> None:
+    assert union_seconds([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.6)]) == 4.0
+    assert union_seconds([]) == 0.0

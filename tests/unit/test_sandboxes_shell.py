@@ -1,0 +1,56 @@
+"""Reading the reply of the in-sandbox program: what arrives, what is shared, and what a forger can make of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.sandboxes import shell
+
+
+def spelled(data: bytes) -> str:
+    return data.hex(" ") + "\n"
+
+
+def test_a_reply_is_its_bytes_and_its_exit_code() -> None:
+    result = shell.parse(f"{spelled(b'out')}:3:1000", spelled(b"err"), timeout_seconds=1, limit_bytes=10)
+    assert (result.stdout, result.stderr, result.exit_code) == (b"out", b"err", 3)
+    assert not result.timed_out
+    assert not result.truncated
+
+
+@pytest.mark.parametrize(("took", "timed_out", "code"), [(999_999, False, 137), (1_000_000, True, None)])
+def test_a_kill_is_a_timeout_only_after_the_time(took: int, timed_out: bool, code: int | None) -> None:
+    result = shell.parse(f":137:{took}", "", timeout_seconds=1, limit_bytes=10)
+    assert (result.timed_out, result.exit_code) == (timed_out, code)
+
+
+def test_another_exit_code_is_never_a_timeout() -> None:
+    result = shell.parse(":0:5000000", "", timeout_seconds=1, limit_bytes=10)
+    assert (result.timed_out, result.exit_code) == (False, 0)
+
+
+def test_without_the_trailer_the_program_was_killed() -> None:
+    result = shell.parse(spelled(b"part"), "", timeout_seconds=1, limit_bytes=10)
+    assert (result.stdout, result.exit_code) == (b"part", shell.KILLED)
+
+
+@pytest.mark.parametrize("forged", ["not hexadecimal", "6", "61 6", "\x00", "61 zz 62", ":999:1", "é"])
+def test_a_forged_reply_is_never_an_exception(forged: str) -> None:
+    result = shell.parse(forged, forged, timeout_seconds=1, limit_bytes=10)
+    assert result.stdout in (b"", b"a")
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "shared"),
+    [(8, 0, (8, 0)), (9, 0, (8, 0)), (0, 9, (0, 8)), (9, 9, (6, 2)), (7, 9, (6, 2)), (3, 9, (3, 5)), (9, 1, (7, 1))],
+)
+def test_unused_room_of_one_stream_goes_to_the_other(out: int, err: int, shared: tuple[int, int]) -> None:
+    result = shell.parse(f"{spelled(b'o' * out)}:0:1", spelled(b"e" * err), timeout_seconds=1, limit_bytes=8)
+    assert (len(result.stdout), len(result.stderr)) == shared
+    assert result.truncated == (out + err > 8)
+
+
+def test_an_honest_reply_of_the_limit_fits_its_bound() -> None:
+    limit = 65536
+    lines = "".join(f" {bytes(4096).hex(' ')}\n" for _ in range(limit // 4096)) + " 00\n"
+    assert len(lines + ":255:10000000") <= shell.reply_bytes(limit)

@@ -1,0 +1,123 @@
+"""Settings: where values come from, which one wins, and what a wrong one says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import SettingsError
+from orchestrator.settings import load_settings
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_nothing_set_means_the_embedded_stack_with_the_designs_budgets() -> None:
+    settings = load_settings()
+    assert (settings.redis_url, settings.e2b_api_key, settings.e2b_api_url) == (None, None, None)
+    assert settings.budgets.policy_window_seconds == 120
+    assert settings.budgets.deadline_seconds == 600
+    assert settings.limits() == (20, 0)
+
+
+def test_the_usual_names_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:6379/3")
+    monkeypatch.setenv("E2B_API_KEY", "e2b_abc")
+    monkeypatch.setenv("FARM_QUEUE", "night")
+    monkeypatch.setenv("FARM_BUDGETS__COMMAND_SECONDS", "7")
+    settings = load_settings()
+    assert settings.redis_url == "redis://127.0.0.1:6379/3"
+    assert settings.e2b_api_key is not None
+    assert settings.e2b_api_key.get_secret_value() == "e2b_abc"
+    assert (settings.queue, settings.budgets.command_seconds) == ("night", 7)
+
+
+def test_a_key_is_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("E2B_API_KEY", "e2b_secret")
+    assert "e2b_secret" not in repr(load_settings())
+
+
+def test_dotenv_is_read_and_a_real_variable_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".env").write_text("REDIS_URL=redis://from-file:6379/0\nFARM_QUEUE=from-file\nSOMETHING_ELSE=1\n")
+    monkeypatch.setenv("FARM_QUEUE", "from-environment")
+    settings = load_settings()
+    assert settings.redis_url == "redis://from-file:6379/0"
+    assert settings.queue == "from-environment"
+
+
+def test_an_override_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_QUEUE", "from-environment")
+    assert load_settings(queue="given").queue == "given"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("FARM_QUEUE", "Not A Queue"),
+        ("FARM_CONCURRENCY_LIMIT", "0"),
+        ("FARM_CONCURRENCY_LIMIT", "many"),
+        ("FARM_CREATION_RATE", "inf"),
+        ("FARM_CREATION_RATE", "-1"),
+        ("FARM_PLAN", "enterprise"),
+        ("FARM_LOG_LEVEL", "loud"),
+        ("FARM_LEASE_LOST_SECONDS", "nan"),
+        ("FARM_BUDGETS__COMMAND_SECONDS", "0"),
+        ("FARM_BUDGETS__COMMAND_BYTES", "200000"),
+        ("FARM_BUDGETS__NO_SUCH_BUDGET", "1"),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    text = str(caught.value)
+    assert text.startswith(f"{variable}: ")
+    assert len(text.splitlines()) == 1
+    assert value in text
+    assert "correct it" in text
+
+
+def test_every_wrong_value_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_QUEUE", "!")
+    monkeypatch.setenv("FARM_PLAN", "?")
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert {line.partition(":")[0] for line in str(caught.value).splitlines()} == {"FARM_QUEUE", "FARM_PLAN"}
+
+
+@pytest.mark.parametrize(("plan", "limits"), [("hobby", (20, 1.0)), ("pro", (100, 5.0))])
+def test_a_plan_presets_both_limits(monkeypatch: pytest.MonkeyPatch, plan: str, limits: tuple[int, float]) -> None:
+    monkeypatch.setenv("FARM_PLAN", plan)
+    assert load_settings().limits() == limits
+
+
+def test_an_explicit_limit_wins_over_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_PLAN", "pro")
+    monkeypatch.setenv("FARM_CONCURRENCY_LIMIT", "7")
+    assert load_settings().limits() == (7, 5.0)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_settings().queue = "other"
+
+
+def test_the_example_file_names_only_real_settings_with_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = Path(__file__).parents[2] / ".env.example"
+    commented = [line[2:] for line in example.read_text().splitlines() if line.startswith("# ") and "=" in line]
+    rows = dict(line.split("=", 1) for line in commented if line.split("=")[0].replace("_", "").isalnum())
+    places = ("REDIS_URL", "E2B_API_KEY", "FARM_E2B_API_URL", "FARM_PLAN", "FARM_TERMINUS_TOKEN")
+    defaults = load_settings()
+    for name, value in rows.items():
+        if name not in places:
+            monkeypatch.setenv(name, value)
+    read = load_settings()
+    assert len(rows) > 15
+    assert read == defaults
+    known = {f"FARM_{field.upper()}" for field in type(read).model_fields}
+    assert {name.split("__")[0] for name in rows} - set(places) <= known
