@@ -42,6 +42,7 @@ def run_scripted(
     with Progress(*columns, console=errors(), transient=False) as bar:
         row = bar.add_task("episodes", total=len(submitted))
         waiting = pool.as_completed(submitted, timeout_seconds=5)
+        seen = set()
         while True:
             try:
                 settled = next(waiting)
@@ -49,9 +50,10 @@ def run_scripted(
                 return
             except TimeoutError:
                 check()
-                left = [episode for episode in submitted if episode.receipt() is None]
+                left = [episode for episode in submitted if episode.episode_id not in seen]
                 waiting = pool.as_completed(left, timeout_seconds=5)
                 continue
+            seen.add(settled.receipt.episode_id)
             bar.advance(row)
             yield settled
 

@@ -50,7 +50,7 @@ class Allocations:
         self._redis.hset(Keys.allocation(allocation_id), mapping={"vcpus": vcpus, "memory_mb": memory_mb})
 
     def unknown(self, row: Allocation, token: str, detail: str) -> None:
-        """The answer was lost: it may exist."""
+        """The answer was lost: it may exist. Said again, its longest possible life counts from then."""
         self._move(row, AllocationState.UNKNOWN, token, {"detail": detail})
 
     def refused(self, row: Allocation, token: str, detail: str) -> None:
@@ -158,6 +158,7 @@ def _allocation(raw: dict[str, str]) -> Allocation:
         memory_mb=number("memory_mb"),
         intended_at=int(raw["intended_at"]) / 1000,
         created_at=created - int(raw.get("creating_ms", 0)) / 1000 if created is not None else None,
+        unknown_at=at("unknown_at"),
         absent_at=at("absent_at"),
         running_seconds=int(raw["running_ms"]) / 1000 if "running_ms" in raw else None,
         cost_picousd=number("cost_picousd"),

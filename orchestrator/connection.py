@@ -34,17 +34,25 @@ def require_answer(url: str) -> None:
 
 
 def client(url: str, *, text: bool = True) -> Redis:
-    """A client of the farm's Redis; `text=False` is what RQ needs. Makes no request, so it may precede a fork."""
+    """A client of the farm's Redis; `text=False` is what RQ needs. Makes no request, so it may precede a fork.
+
+    Raises RedisUnavailable when `url` is not the address of a Redis.
+    """
     keepalive = {} if url.startswith("unix:") else {"socket_keepalive": True}
-    return Redis.from_url(
-        url,
-        decode_responses=text,
-        socket_connect_timeout=5,
-        socket_timeout=_SOCKET_SECONDS,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=2), 9),
-        retry_on_error=[RedisConnectionError, RedisTimeoutError, BusyLoadingError],
-        **keepalive,
-    )
+    try:
+        return Redis.from_url(
+            url,
+            decode_responses=text,
+            socket_connect_timeout=5,
+            socket_timeout=_SOCKET_SECONDS,
+            retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=2), 9),
+            retry_on_error=[RedisConnectionError, RedisTimeoutError, BusyLoadingError],
+            **keepalive,
+        )
+    except ValueError as error:
+        raise RedisUnavailable(
+            f"REDIS_URL is not the address of a Redis ({error}); write it like redis://127.0.0.1:6379/0"
+        ) from error
 
 
 def _without_password(url: str) -> str:

@@ -13,7 +13,14 @@ from types import TracebackType
 from typing import NoReturn
 
 from orchestrator.connection import BLOCK_SECONDS
-from orchestrator.errors import ActionPending, EpisodeAborted, EpisodeClosed, FarmError, InfrastructureLost
+from orchestrator.errors import (
+    ActionPending,
+    CommandTooLarge,
+    EpisodeAborted,
+    EpisodeClosed,
+    FarmError,
+    InfrastructureLost,
+)
 from orchestrator.finished import Finished
 from orchestrator.ledger import EpisodeRow, Ledger, unrun_receipt
 from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
@@ -53,6 +60,8 @@ class Episode:
         self._finished = finished
         self._number = RESET_NUMBER
         self._ready: Observation | None = None
+        self._unsure: Action | None = None
+        """An action whose posting failed: it may have arrived, so its number is its own."""
 
     def __enter__(self) -> Episode:
         return self
@@ -67,7 +76,7 @@ class Episode:
         self._require_remote()
         if self._ready is None:
             budgets = self.spec.budgets
-            result = self._await(RESET_NUMBER, None)
+            result = self._await(RESET_NUMBER)
             if result.outcome is not None:
                 self._raise_ended(self._wait_receipt(budgets.cleanup_seconds))
             self._ready = Observation.of(result)
@@ -80,7 +89,9 @@ class Episode:
         """
         size = len(command.encode())
         if size > self.spec.budgets.command_bytes:
-            raise FarmError(f"a command is at most {self.spec.budgets.command_bytes} bytes, got {size}: write a file")
+            raise CommandTooLarge(
+                f"a command is at most {self.spec.budgets.command_bytes} bytes, got {size}: write a file"
+            )
         self.reset()
         result = self._act(Action(name="terminal", command=command))
         if result.outcome is not None:
@@ -158,15 +169,21 @@ class Episode:
 
     def _act(self, action: Action) -> Result:
         self._require_remote()
-        number = self._number + 1
+        if self._unsure is not None:  # whether or not it arrived: no other action's answer is read under its number
+            self._post(self._unsure)
+        done = self._post(action)
+        return done if done is not None else self._await(self._number)
+
+    def _post(self, action: Action) -> Result | None:
+        self._unsure = action
         try:
-            done = self._mailbox.post(number, action)
+            done = self._mailbox.post(self._number + 1, action)
         except EpisodeClosed:
             self._raise_ended(self._wait_receipt(self.spec.budgets.cleanup_seconds))
-        self._number = number
-        return done if done is not None else self._await(number, action)
+        self._number, self._unsure = self._number + 1, None
+        return done
 
-    def _await(self, number: int, action: Action | None) -> Result:
+    def _await(self, number: int) -> Result:
         """The result of an action, however long its own budgets let it take, or how the episode ended instead."""
         while True:
             try:

@@ -16,7 +16,7 @@ from typing import cast
 from redis import Redis
 
 from orchestrator.connection import BLOCK_SECONDS
-from orchestrator.errors import CapacityError, ConcurrencyLimited, EpisodeAborted, RateLimited
+from orchestrator.errors import CapacityError, ConcurrencyLimited, EpisodeAborted, LeaseLost, RateLimited
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
 from orchestrator.vocabulary import Outcome
@@ -29,6 +29,10 @@ _RATE_PAUSE_SECONDS = 1.0
 
 _CONCURRENCY_PAUSE_SECONDS = 1.0
 """One caller's pause after a concurrency 429: the provider's count lags a deletion by about this much."""
+
+
+_STEP_BACK_SECONDS = 1.0
+"""How long an episode without reservation keeps its slot from a reserved batch, so that it does not circle hot."""
 
 
 class Admission(Enum):
@@ -74,9 +78,10 @@ class Limiter:
         """Wait in line for a permit; `check` is called now and then and may raise to give up.
 
         Raises EpisodeAborted(admission_timeout) when `wait_seconds` have passed, or when the limit has fallen below
-        the batch's reservation.
+        the batch's reservation; LeaseLost when the episode has ended meanwhile.
         """
         ends = time.monotonic() + wait_seconds
+        stepped_back = False
         keys = [
             Keys.PERMITS,
             Keys.WAITERS,
@@ -85,6 +90,7 @@ class Limiter:
             Keys.RESERVATIONS,
             Keys.SLOTS,
             Keys.wake(episode_id),
+            Keys.episode(episode_id),
         ]
         try:
             while True:
@@ -92,20 +98,27 @@ class Limiter:
                 answer = self._scripts.run(
                     "acquire_permit",
                     keys,
-                    [episode_id, reservation_id or "", self._concurrency, _PATIENCE_MS],
+                    [episode_id, reservation_id or "", self._concurrency, _PATIENCE_MS, Keys.WAKE_PREFIX],
                 )
                 if answer == 1:
                     return Admission.GRANTED
                 if answer == 2:
-                    return Admission.STEP_BACK
+                    self.leave(episode_id)  # at once: whoever waits behind it has to be told too
+                    if stepped_back:
+                        return Admission.STEP_BACK
+                    stepped_back = True
+                    _sleep(_STEP_BACK_SECONDS, check)
+                    continue
                 if answer == 3:
                     raise EpisodeAborted(
                         Outcome.ADMISSION_TIMEOUT, "the concurrency limit fell below the batch's reservation"
                     )
+                if answer == 4:
+                    raise LeaseLost(f"{episode_id}: it has its receipt already")
                 left = ends - time.monotonic()
                 if left <= 0:
                     raise EpisodeAborted(Outcome.ADMISSION_TIMEOUT, f"no permit within {wait_seconds:g} s of waiting")
-                self._redis.blpop([Keys.wake(episode_id)], timeout=min(left, BLOCK_SECONDS))
+                self._redis.blpop([Keys.wake(episode_id)], timeout=min(max(left, 0.01), BLOCK_SECONDS))
         except BaseException:
             self.leave(episode_id)
             raise
@@ -120,13 +133,16 @@ class Limiter:
 
         Raises EpisodeAborted(deadline) when that lies beyond `wait_seconds`.
         """
-        wait_ms, _ = self._scripts.run("take_creation", [Keys.LIMITS], [self._rate])
         ends = time.monotonic() + wait_seconds
-        while wait_ms > 0:
+        while True:
+            wait_ms, _ = self._scripts.run("take_creation", [Keys.LIMITS], [self._rate])
+            if wait_ms <= 0:
+                return
             if time.monotonic() + wait_ms / 1000 > ends:
                 raise EpisodeAborted(Outcome.DEADLINE, f"the next creation is {wait_ms / 1000:.1f} s away")
             _sleep(wait_ms / 1000, check)
-            wait_ms = max(0, self._cooldown_ms())
+            if self._cooldown_ms() <= 0:  # else a 429 paused everybody: book again, or all come at its end together
+                return
 
     def report(self, error: RateLimited | ConcurrencyLimited) -> float:
         """Remember a 429 for everybody; returns the seconds this caller should wait before it tries again."""

@@ -8,6 +8,7 @@ Number 0 is the reset, which needs no action: its result is stored when the sand
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict
@@ -71,12 +72,12 @@ class Mailbox:
 
     def wait(self, number: int, seconds: float) -> Result:
         """Block until the result of `number` is there, at most `seconds` (<= 5); raises ActionPending."""
-        result = self.result(number)
-        if result is None:
-            self._redis.blpop([self._outbox], timeout=min(max(seconds, 0.01), BLOCK_SECONDS))
-            result = self.result(number)
-        if result is None:
-            raise ActionPending(f"action {number} is still running; ask again with the same number")
+        ends = time.monotonic() + min(seconds, BLOCK_SECONDS)
+        while (result := self.result(number)) is None:
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise ActionPending(f"action {number} is still running; ask again with the same number")
+            self._redis.blpop([self._outbox], timeout=max(left, 0.01))  # may bring a number that was read already
         return result
 
     def result(self, number: int) -> Result | None:
@@ -87,10 +88,12 @@ class Mailbox:
     def take(self, number: int, token: str, seconds: float) -> Action | None:
         """Wait at most `seconds` for action `number` and take it, once; None when it has not come."""
         nonce = secrets.token_hex(8)
-        action = self._take(number, token, nonce)
-        if action is None:
-            self._redis.blpop([self._inbox], timeout=min(max(seconds, 0.01), BLOCK_SECONDS))
-            action = self._take(number, token, nonce)
+        ends = time.monotonic() + min(seconds, BLOCK_SECONDS)
+        while (action := self._take(number, token, nonce)) is None:
+            left = ends - time.monotonic()
+            if left <= 0:
+                return None
+            self._redis.blpop([self._inbox], timeout=max(left, 0.01))  # may bring a number that was taken already
         return action
 
     def finish(self, number: int, token: str, result: Result) -> None:

@@ -156,7 +156,8 @@ class Pool:
         waiting = {episode.episode_id for episode in (self._episodes.values() if episodes is None else episodes)}
         position, quiet_since = START, time.monotonic()
         while waiting:
-            for entry, episode_id in self._finished.after(position, BLOCK_SECONDS):
+            patience = BLOCK_SECONDS if timeout_seconds is None else quiet_since + timeout_seconds - time.monotonic()
+            for entry, episode_id in self._finished.after(position, patience):
                 position = entry
                 if episode_id in waiting and (receipt := self.ledger.receipt(episode_id)) is not None:
                     waiting.discard(episode_id)

@@ -45,7 +45,9 @@ class JobQueue:
         self.rq = Queue(name, connection=redis_bytes, serializer=JSONSerializer)
 
     def enqueue(self, spec: EpisodeSpec, attempt: int = 1) -> None:
-        """Put the episode's job on the queue; reserved ones go to the front; a duplicate is success."""
+        """Put the episode's job on the queue; reserved ones go to the front (one that stepped back does not:
+        its reservation is over, and in front it would circle before all others); a duplicate is success.
+        """
         budgets = spec.budgets
         job = Job.create(
             JOB_FUNCTION,
@@ -62,7 +64,7 @@ class JobQueue:
             description=f"episode {spec.episode_id} of {spec.task.id}",
         )
         try:
-            self.rq.enqueue_job(job, unique=True, at_front=spec.reservation_id is not None)
+            self.rq.enqueue_job(job, unique=True, at_front=spec.reservation_id is not None and attempt == 1)
         except DuplicateJobError:
             return
 

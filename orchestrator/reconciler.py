@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from orchestrator.allocations import RECONCILER_TOKEN, Allocations
 from orchestrator.errors import FarmError, LeaseLost, OutcomeUnknown, ProviderError
 from orchestrator.ledger import Ledger, OpenEpisode, unrun_receipt
-from orchestrator.provider import Provider
+from orchestrator.provider import CreateRequest, Provider
 from orchestrator.queue import JobQueue
 from orchestrator.records import Allocation
 from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome
@@ -175,23 +175,36 @@ class Reconciler:
         """Delete and confirm one sandbox, or keep it listed with the reason."""
         try:
             sandbox_id = row.sandbox_id or self._name_unknown(row, token)
-            if sandbox_id is None:
+            if sandbox_id is not None:
+                self._delete(row, sandbox_id, token)
+            current = self._ledger.allocations.get(row.allocation_id)
+            if current is not None and current.state.settled:
+                report.settled.append(row.allocation_id)
+            else:
                 report.unresolved[row.allocation_id] = "its creation cannot be settled yet"
-                return
+        except FarmError as error:
+            report.unresolved[row.allocation_id] = str(error)
+            logger.warning("not settled", extra={"allocation": row.allocation_id, "error": str(error)})
+
+    def _delete(self, row: Allocation, sandbox_id: str, token: str) -> None:
+        """Delete, confirm, price at what the provider says of its size; raises what stood in the way."""
+        ledger: Allocations = self._ledger.allocations
+        try:
+            seen = self._provider.describe(sandbox_id) if row.vcpus is None else None
+            if seen is not None:
+                ledger.sized(row.allocation_id, vcpus=seen.vcpus, memory_mb=seen.memory_mb)
             self._provider.delete(sandbox_id)
             if self._provider.describe(sandbox_id) is not None:
                 raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")
-            now = self._ledger.now()
-            running = now - (row.created_at if row.created_at is not None else now)
-            self._ledger.allocations.absent(row, token, running_ms=int(running * 1000))
-            report.settled.append(row.allocation_id)
         except ProviderError as error:
-            report.unresolved[row.allocation_id] = str(error)
-            logger.warning("not settled", extra={"allocation": row.allocation_id, "error": str(error)})
             if row.state is AllocationState.CREATED:
-                self._ledger.allocations.unresolved(row, token, str(error))
-        except FarmError as error:
-            report.unresolved[row.allocation_id] = str(error)
+                ledger.unresolved(row, token, str(error))
+            raise
+        now = self._ledger.now()
+        began = row.created_at
+        if began is None:  # its answer was lost: the provider knows since when it ran
+            began = max(row.intended_at, seen.started_at) if seen is not None else now
+        ledger.absent(row, token, running_ms=max(0, int((now - began) * 1000)))
 
     def _name_unknown(self, row: Allocation, token: str) -> str | None:
         """The sandbox of a creation whose answer was lost: repeat the stored create under its own key."""
@@ -202,17 +215,25 @@ class Reconciler:
         try:
             sandbox_id = self._provider.create(request).sandbox_id
         except ProviderError as error:
-            longest = row.intended_at + _CREATE_ANSWER_SECONDS + request.lifetime_seconds
             logger.info("creation not repeated: %s", error, extra={"allocation": row.allocation_id})
-            found = self._provider.list({"allocation": row.allocation_id, "farm": request.metadata.get("farm", "")})
-            if found:
-                sandbox_id = found[0].sandbox_id
-            elif self._ledger.now() > longest:
-                ledger.expired(row, token, f"never named; its longest life is over ({error})")
-                return None
-            else:
-                if row.state is AllocationState.INTENDED:
+            found = self._find(request)
+            if found is None:
+                life = _CREATE_ANSWER_SECONDS + request.lifetime_seconds
+                if row.unknown_at is None or token != RECONCILER_TOKEN:  # it may have been sent until just now
                     ledger.unknown(row, token, str(error))
+                elif self._ledger.now() > row.unknown_at + life:
+                    ledger.expired(row, token, f"never named; its longest life is over ({error})")
                 return None
+            sandbox_id = found
         ledger.created(row, sandbox_id, token, creating_ms=0)
         return sandbox_id
+
+    def _find(self, request: CreateRequest) -> str | None:
+        """The sandbox that carries the allocation's own tags; that there is none proves nothing."""
+        wanted = {"allocation": request.allocation_id, "farm": request.metadata.get("farm", "")}
+        try:
+            rows = self._provider.list(wanted)
+        except ProviderError as error:
+            logger.info("not listed: %s", error, extra={"allocation": request.allocation_id})
+            return None
+        return next((row.sandbox_id for row in rows if wanted.items() <= row.metadata.items()), None)

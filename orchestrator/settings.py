@@ -80,6 +80,8 @@ class Settings(BaseSettings):
     vcpu_usd_per_second: Annotated[float, Field(ge=0)] = 0.000014
     gib_usd_per_second: Annotated[float, Field(ge=0)] = 0.0000045
 
+    terminus_token: SecretStr | None = None
+    """Bearer token of a Terminus server that runs alone; required when it listens beyond loopback."""
     state_dir: Path = Path(".farm")
     """Where the embedded stack keeps its Redis data, sockets and sandbox directories."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"

@@ -6,6 +6,8 @@ call; an aborted episode is ended, not raised.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from orchestrator.errors import CommandTooLarge, EpisodeAborted
 from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
 from orchestrator.records import Receipt, Script
@@ -23,7 +25,8 @@ def drive_script(executor: Executor, policy: Script) -> Receipt:
         for command in policy.commands:
             if executor.timeline.window_left() <= 0:
                 return executor.window_exhausted()
-            executor.terminal(command)
+            with suppress(CommandTooLarge):  # nothing was run; like any policy, the script goes on
+                executor.terminal(command)
         if executor.timeline.window_left() <= 0:
             return executor.window_exhausted()
         return executor.submit() if policy.submit else executor.not_submitted()
@@ -40,6 +43,7 @@ def drive_remote(executor: Executor, mailbox: Mailbox, token: str) -> Receipt:
             if (left := executor.timeline.window_left()) <= 0:
                 return executor.window_exhausted()
             executor.check()
+            executor.timeline.bound(left)  # a deadline shorter than the window ends the episode by itself too
             if (action := mailbox.take(number + 1, token, min(left, _LOOK_SECONDS))) is not None:
                 number += 1
                 mailbox.finish(number, token, _perform(executor, action))

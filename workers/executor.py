@@ -43,6 +43,9 @@ _ANSWER_SECONDS = 5.0
 """What a command's answer may take beyond the command's own limit, where a task has raised that."""
 
 
+_NUL = "error: a command cannot contain a NUL character; nothing was run"
+
+
 class StepResult(Protocol):
     """What a terminal call returned."""
 
@@ -73,6 +76,17 @@ class PolicySession(Protocol):
 
     def close(self) -> None:
         """Give the place back."""
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """The answer to a command that no shell can be given; the policy reads it like any observation."""
+
+    text: str
+    exit_code: int | None = None
+    timed_out: bool = False
+    truncated: bool = False
+    binary: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,6 +153,9 @@ class Executor:
         if size > self._budgets.command_bytes:
             raise CommandTooLarge(f"a command is at most {self._budgets.command_bytes} bytes, got {size}: write a file")
         self._parts.transcript.add("terminal", command)
+        if "\0" in command:  # sent, the sandbox would refuse it, and a policy could abort its episode at will
+            self._parts.transcript.add("observation", _NUL)
+            return NotRun(_NUL)
         with self._guarded("terminal") as done:
             self.timeline.bound(self._budgets.command_seconds)
             step = self._open_session().terminal(command)
@@ -363,6 +380,7 @@ class Executor:
 def _outcome_of(error: ProviderError, operation: str) -> Outcome:
     if isinstance(error, SandboxGone):
         return Outcome.SANDBOX_LOST
-    if operation == "reset" and isinstance(error, AuthenticationFailed | CreateRejected):
+    refused = isinstance(error, AuthenticationFailed | CreateRejected) or type(error) is ProviderError
+    if operation == "reset" and refused:  # asked again, the answer would be the same
         return Outcome.SETUP_FAILED
     return Outcome.TRANSPORT

@@ -30,7 +30,6 @@ def terminus(
     outside the farm: no queue, no receipts, no farm-wide limits.
     """
     import contextlib
-    import os
     import secrets
 
     from pydantic import SecretStr
@@ -40,10 +39,10 @@ def terminus(
     from orchestrator.errors import SettingsError
     from orchestrator.settings import load_settings
 
-    token = os.environ.get("FARM_TERMINUS_TOKEN") or None
+    settings = load_settings()
+    token = settings.terminus_token.get_secret_value() if settings.terminus_token else None
     if host not in ("127.0.0.1", "::1", "localhost") and token is None:
         raise SettingsError(f"--host {host} is reachable from outside; set FARM_TERMINUS_TOKEN to a secret of your own")
-    settings = load_settings()
 
     from workers.sandboxes.provider import E2BProvider
     from workers.terminus.server import serve

@@ -84,7 +84,7 @@ def examine_redis(url: str) -> list[Finding]:
 
 def without_password(text: str) -> str:
     """`text` with the password of every URL in it hidden."""
-    hidden = re.sub(r"(://[^:/@\s]*:)[^@\s]*@", r"\1***@", text)
+    hidden = re.sub(r"(://[^:/@\s]*:)\S*@", r"\1***@", text)
     return re.sub(r"([?&]password=)[^&\s]*", r"\1***", hidden)
 
 

@@ -29,6 +29,8 @@ _START_SECONDS = 10.0
 """To answer at all; 20 to 60 ms is usual."""
 _LOADING_SECONDS = 300.0
 """To have read a large append-only file."""
+_LOCK_SECONDS = 2.0
+"""For a server that lost its parent to end; 0.1 s is usual."""
 _SOCKET_PATH_BYTES = 100
 """sockaddr_un holds 108, some systems fewer."""
 _INSTEAD = "set REDIS_URL to a Redis of yours, for example REDIS_URL=redis://127.0.0.1:6379/0"
@@ -183,13 +185,13 @@ def _url(socket: Path) -> str:
 def _lock(path: Path) -> int:
     """An exclusive lock on a data directory, waiting shortly for a server that is just ending."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    for attempt in range(60):
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while time.monotonic() < deadline:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
         except BlockingIOError:
-            if attempt < 59:
-                time.sleep(0.05)
+            time.sleep(0.02)
     os.close(descriptor)
     raise RedisUnavailable(
         f"another embedded Redis is running in {path.parent}; use it by setting "

@@ -1,8 +1,11 @@
 -- Grants an episode the leave to hold one running sandbox: first come, first served; reservations before others.
--- KEYS: 1 permits, 2 waiters, 3 waiters seen, 4 limits, 5 reservations, 6 slots, 7 wake list of this episode
--- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 waiter patience ms
+-- KEYS: 1 permits, 2 waiters, 3 waiters seen, 4 limits, 5 reservations, 6 slots, 7 wake list of this episode,
+--       8 episode row
+-- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 waiter patience ms, 5 wake key prefix
 -- Returns: 1 granted, 0 wait (in line), 2 step back: all that is free is reserved for others,
---          3 the reservation can no longer be met (the limit fell below it)
+--          3 the reservation can no longer be met (the limit fell below it), 4 the episode has its receipt already
+-- a permit given after the receipt would never be freed: a process that was stopped for long may still ask
+if redis.call('HGET', KEYS[8], 'state') == 'final' then return 4 end
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
@@ -20,11 +23,19 @@ for i = 1, #rows, 2 do
   end
 end
 local free = limit - redis.call('ZCARD', KEYS[1])
+local function wake_first()
+  local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+  if first and first ~= ARGV[1] then
+    redis.call('LPUSH', ARGV[5] .. first, '1')
+    redis.call('EXPIRE', ARGV[5] .. first, 60)
+  end
+end
 local function grant()
   redis.call('ZADD', KEYS[1], now, ARGV[1])
   redis.call('ZREM', KEYS[2], ARGV[1])
   redis.call('ZREM', KEYS[3], ARGV[1])
   redis.call('DEL', KEYS[7])
+  if free > 1 then wake_first() end  -- two releases may have woken the same waiter: pass the second on
   return 1
 end
 if mine then
@@ -46,4 +57,5 @@ if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then redis.call('ZADD', KEYS[2], n
 redis.call('ZADD', KEYS[3], now, ARGV[1])
 local others = mine and 0 or reserved
 if free - others > redis.call('ZRANK', KEYS[2], ARGV[1]) then return grant() end
+if free - reserved > 0 then wake_first() end
 return 0

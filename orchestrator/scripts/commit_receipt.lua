@@ -22,15 +22,16 @@ redis.call('XADD', KEYS[6], '*', 'episode', ARGV[1])
 redis.call('EXPIRE', KEYS[6], ARGV[6])
 redis.call('HINCRBY', KEYS[7], 'episodes:' .. ARGV[4], 1)
 for name, value in pairs(cjson.decode(ARGV[8])) do redis.call('HINCRBY', KEYS[7], name, value) end
-redis.call('ZREM', KEYS[9], ARGV[1])
+local moved = redis.call('ZREM', KEYS[9], ARGV[1])  -- a waiter that died may have had the wake
 redis.call('ZREM', KEYS[10], ARGV[1])
 if unsettled <= 0 then
   redis.call('EXPIRE', KEYS[1], ARGV[6])
-  if redis.call('ZREM', KEYS[8], ARGV[1]) == 1 then
-    for _, waiter in ipairs(redis.call('ZRANGE', KEYS[9], 0, 0)) do
-      redis.call('LPUSH', ARGV[7] .. waiter, '1')
-      redis.call('EXPIRE', ARGV[7] .. waiter, 60)
-    end
+  moved = moved + redis.call('ZREM', KEYS[8], ARGV[1])
+end
+if moved > 0 then
+  for _, waiter in ipairs(redis.call('ZRANGE', KEYS[9], 0, 0)) do
+    redis.call('LPUSH', ARGV[7] .. waiter, '1')
+    redis.call('EXPIRE', ARGV[7] .. waiter, 60)
   end
 end
 return 1

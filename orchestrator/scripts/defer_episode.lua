@@ -1,7 +1,8 @@
 -- A slot gives a leased episode back to the queue under its next job, having allocated nothing for it.
 -- KEYS: 1 episode row, 2 leases, 3 waiters, 4 waiters seen
 -- ARGV: 1 episode id, 2 token, 3 next job id
--- Returns: 1 given back, 0 the token is not the owner's or something was allocated
+-- Returns: 1 given back (also when it was before), 0 the token is not the owner's or something was allocated
+if redis.call('HGET', KEYS[1], 'state') == 'queued' and redis.call('HGET', KEYS[1], 'job') == ARGV[3] then return 1 end
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[2] or redis.call('HGET', KEYS[1], 'state') ~= 'running' then
   return 0
 end

@@ -6,12 +6,16 @@
 -- Returns: 1 moved, 2 it was in that state already, 0 not the owner's token, -1 not a row of the table
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then return -1 end
-if state == ARGV[4] then return 2 end
+if state == ARGV[4] and state ~= 'unknown' then return 2 end
 local final = redis.call('HGET', KEYS[1], 'state') == 'final'
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] and not (ARGV[1] == '*' and final) then return 0 end
-if not string.find(',' .. ARGV[5] .. ',', ',' .. state .. ',', 1, true) then return -1 end
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
+if state == ARGV[4] then  -- unknown again: one more creation may have been sent, the longest life counts from here
+  redis.call('HSET', KEYS[2], 'unknown_at', now)
+  return 2
+end
+if not string.find(',' .. ARGV[5] .. ',', ',' .. state .. ',', 1, true) then return -1 end
 redis.call('HSET', KEYS[2], 'state', ARGV[4], ARGV[4] .. '_at', now)
 for name, value in pairs(cjson.decode(ARGV[9])) do redis.call('HSET', KEYS[2], name, value) end
 for name, value in pairs(cjson.decode(ARGV[10])) do redis.call('HINCRBY', KEYS[4], name, value) end
@@ -19,9 +23,9 @@ if ARGV[6] == '1' then
   redis.call('ZREM', KEYS[3], ARGV[2])
   redis.call('EXPIRE', KEYS[2], ARGV[7])
   local left = redis.call('HINCRBY', KEYS[1], 'unsettled', -1)
-  if final then
+  if final and left <= 0 then
     redis.call('EXPIRE', KEYS[1], ARGV[7])
-    if left <= 0 and redis.call('ZREM', KEYS[5], ARGV[3]) == 1 then
+    if redis.call('ZREM', KEYS[5], ARGV[3]) == 1 then
       for _, waiter in ipairs(redis.call('ZRANGE', KEYS[6], 0, 0)) do
         redis.call('LPUSH', ARGV[8] .. waiter, '1')
         redis.call('EXPIRE', ARGV[8] .. waiter, 60)

@@ -14,6 +14,7 @@ def main(log: Path) -> None:
     """Run it until SIGTERM."""
     settings = connected_settings()
     start_logging(settings)
+    provider_of(settings)  # as that command does: imports the SDK before the first fork
     Supervisor(settings, "timed", lambda: TimedProvider(provider_of(settings), CallLog(log))).run()
 
 

@@ -1,9 +1,12 @@
 """Commands in a local sandbox, through the real SDK."""
 
 import base64
+import contextlib
 import json
 import struct
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -44,8 +47,9 @@ def test_a_process_outlives_its_caller_and_can_be_joined_and_killed(sandbox: San
     joined = sandbox.commands.connect(handle.pid)
     assert sandbox.commands.kill(handle.pid)
     assert handle.pid not in [process.pid for process in sandbox.commands.list()]
-    with pytest.raises(CommandExitException, match="killed"):
+    with pytest.raises(CommandExitException) as caught:
         joined.wait()
+    assert (caught.value.exit_code, caught.value.error) == (-1, "signal: killed")
     assert not sandbox.commands.kill(handle.pid)
 
 
@@ -89,7 +93,10 @@ def test_binary_output_passes_through_unchanged(service: LocalService, sandbox: 
 def test_a_deadline_ends_the_command_and_says_so(service: LocalService, sandbox: Sandbox) -> None:
     with pytest.raises(TimeoutException):
         sandbox.commands.run("sleep 1000", timeout=0.3)
-    request = {"process": {"cmd": "sleep", "args": ["1000"]}}
+    request: dict[str, Any] = {"process": {"cmd": "sleep", "args": ["1000"]}}
+    with _start(service, sandbox, request, {"Connect-Timeout-Ms": "500"}):
+        """The caller leaves; the command still has half a second."""
+    assert sandbox.commands.list() != []
     end = _end_of_stream(service, sandbox, request, {"Connect-Timeout-Ms": "200"})
     assert end["error"]["code"] == "deadline_exceeded"
     wait_until(lambda: sandbox.commands.list() == [], description="both are gone")
@@ -107,9 +114,9 @@ def test_output_before_a_kill_is_kept(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("(while :; do sleep 0.1; done) & echo before; wait", background=True)
     wait_until(lambda: next(iter(handle))[0] == "before\n", description="it printed")
     sandbox.commands.kill(handle.pid)
-    with pytest.raises(CommandExitException):
+    with pytest.raises(CommandExitException) as caught:
         handle.wait()
-    assert handle.stdout == "before\n"
+    assert caught.value.stdout == "before\n"
 
 
 def test_a_command_is_told_when_its_sandbox_is_killed(service: LocalService) -> None:
@@ -174,14 +181,18 @@ def _headers(box: Sandbox) -> dict[str, str]:
     return {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49983", "X-Access-Token": token}
 
 
-def _start(service: LocalService, box: Sandbox, request: dict[str, object], headers: dict[str, str] | None = None):  # type: ignore[no-untyped-def]
+def _start(
+    service: LocalService, box: Sandbox, request: dict[str, Any], headers: dict[str, str] | None = None
+) -> contextlib.AbstractContextManager[httpx.Response]:
     message = json.dumps(request).encode()
     fields = {**_headers(box), "Content-Type": "application/connect+json", **(headers or {})}
     content = struct.pack(">BI", 0, len(message)) + message
     return httpx.stream("POST", f"{service.url}/process.Process/Start", headers=fields, content=content, timeout=10)
 
 
-def _events(service: LocalService, box: Sandbox, request: dict[str, object], headers: dict[str, str] | None = None):  # type: ignore[no-untyped-def]
+def _events(
+    service: LocalService, box: Sandbox, request: dict[str, Any], headers: dict[str, str] | None = None
+) -> Iterator[dict[str, Any]]:
     with _start(service, box, request, headers) as response:
         content = response.read()
     while content:
@@ -191,6 +202,6 @@ def _events(service: LocalService, box: Sandbox, request: dict[str, object], hea
 
 
 def _end_of_stream(
-    service: LocalService, box: Sandbox, request: dict[str, object], headers: dict[str, str] | None = None
-):  # type: ignore[no-untyped-def]
+    service: LocalService, box: Sandbox, request: dict[str, Any], headers: dict[str, str] | None = None
+) -> dict[str, Any]:
     return list(_events(service, box, request, headers))[-1]

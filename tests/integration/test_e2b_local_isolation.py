@@ -17,7 +17,7 @@ def test_the_hosts_environment_is_invisible(sandbox: Sandbox) -> None:
     script = "env; for f in /proc/[0-9]*/environ /proc/[0-9]*/cmdline; do tr '\\0' '\\n' < $f; done 2>/dev/null; true"
     seen = sandbox.commands.run(script).stdout
     assert "PATH=" in seen
-    for secret in ("hunter2", "SECRET_OF_THE_HOST", "PYTHONPATH", "LD_LIBRARY_PATH", str(Path.cwd())):
+    for secret in ("hunter2", "SECRET_OF_THE_HOST", "PYTHONPATH", "LD_LIBRARY_PATH", str(Path(__file__).parents[2])):
         assert secret not in seen
 
 
@@ -42,7 +42,7 @@ def test_no_inherited_descriptor_leads_to_the_host(sandbox: Sandbox) -> None:
 def test_uid_1000_inside_is_not_root_outside(service: LocalService, sandbox: Sandbox) -> None:
     assert sandbox.is_running()
     jails = children_of(service.process.pid)
-    owners = {os.stat(f"/proc/{inner}").st_uid for jail in jails for inner in children_of(jail)}
+    owners = {Path(f"/proc/{inner}").stat().st_uid for jail in jails for inner in children_of(jail)}
     assert owners
     assert 0 not in owners
 
@@ -69,11 +69,10 @@ def test_there_is_no_network_whatever_is_asked_for(service: LocalService, allow:
 def test_sandboxes_do_not_see_one_another(service: LocalService, sandbox: Sandbox) -> None:
     other = service.create()
     other.files.write("/tmp/mine", "x")
-    handle = other.commands.run("sleep 987", background=True)
+    other.commands.run("sleep 987", background=True)
     assert not sandbox.files.exists("/tmp/mine")
     assert "987" not in sandbox.commands.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
-    with pytest.raises(CommandExitException):
-        sandbox.commands.run(f"kill -0 {handle.pid + 1000}")
+    assert "987" in other.commands.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
     other.kill()
 
 

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,16 @@ def test_list_filters_by_metadata_and_pages_newest_first(service: LocalService) 
     assert [row.sandbox_id for row in first + second] == [box.sandbox_id for box in reversed(boxes)]
     assert not paginator.has_next
     for box in (*boxes, other):
+        box.kill()
+
+
+def test_list_finds_a_sandbox_by_its_own_start_time_and_not_by_a_later_one(service: LocalService) -> None:
+    for _ in range(10):
+        box = service.create(metadata={"start": "time"})
+        started = box.get_info().started_at
+        for after, found in ((started, 1), (started + timedelta(milliseconds=1), 0)):
+            query = SandboxQuery(metadata={"start": "time"}, started_after=after)
+            assert len(service.client().Sandbox.list(query=query).next_items()) == found
         box.kill()
 
 
@@ -179,8 +191,6 @@ def test_a_killed_service_takes_its_sandboxes_along_and_its_files_are_swept_late
 
 
 def test_a_python_that_other_users_cannot_reach_serves_sandboxes_too(tmp_path: Path) -> None:
-    import sys
-
     python = Path(sys.base_prefix, "bin", f"python3.{sys.version_info[1]}")
     with running_service(tmp_path / "root", python=str(python)) as service:
         box = service.create()

@@ -26,7 +26,7 @@ _SERVER = """
 import sys
 from orchestrator.settings import Budgets
 from workers.sandboxes.provider import E2BProvider
-from workers.terminus.environment import SessionDefaults
+from workers.terminus.session import SessionDefaults
 from workers.terminus.server import serve
 serve(
     E2BProvider(sys.argv[1], api_url=sys.argv[2]),

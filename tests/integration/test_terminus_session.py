@@ -64,6 +64,7 @@ class FakeProvider:
         self.sandboxes: dict[str, FakeSandbox] = {}
         self.deleted: list[str] = []
         self.create_error: ProviderError | None = None
+        self.create_gate: threading.Event | None = None
         self.delete_error: ProviderError | None = None
 
     @property
@@ -72,6 +73,8 @@ class FakeProvider:
 
     def create(self, request: CreateRequest) -> Sandbox:
         self.requests.append(request)
+        if self.create_gate is not None:
+            self.create_gate.wait(10)
         if self.create_error is not None:
             raise self.create_error
         made = FakeSandbox(f"s{len(self.requests)}")
@@ -297,6 +300,28 @@ def test_a_failed_teardown_is_reported_and_listed(provider: FakeProvider) -> Non
         rows = httpx.get(f"{url}/teardown-failures").json()
     assert reported == [("s1", provider.delete_error)]
     assert [(row["sandbox_id"], row["kind"]) for row in rows] == [("s1", "outcome_unknown")]
+
+
+def test_a_sandbox_that_is_created_while_the_server_stops_is_deleted(provider: FakeProvider) -> None:
+    provider.create_gate = threading.Event()
+    with serving(provider) as url:
+        session = TerminusSession(url, BUDGETS)
+        failed: list[ProviderError] = []
+        resetting = threading.Thread(target=_reset_failing, args=(session, failed), daemon=True)
+        resetting.start()
+        wait_until(lambda: bool(provider.requests), description="the creation is under way")
+        threading.Timer(1.5, provider.create_gate.set).start()  # the server stops meanwhile
+    assert provider.deleted == ["s1"]
+    resetting.join(10)
+    assert [type(error) for error in failed] == [OutcomeUnknown]
+    session.close()
+
+
+def _reset_failing(session: TerminusSession, failed: list[ProviderError]) -> None:
+    try:
+        session.reset(REQUEST)
+    except ProviderError as error:
+        failed.append(error)
 
 
 def test_a_wrong_allocation_is_rejected_before_anything_is_created(url: str, provider: FakeProvider) -> None:

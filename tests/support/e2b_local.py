@@ -20,6 +20,8 @@ import httpx
 import pytest
 from e2b import E2B, Sandbox
 
+from workers.e2b_local.service import ServiceConfig, serve
+
 API_KEY = "e2b_" + "5" * 40
 _REPOSITORY = Path(__file__).parents[2]
 _START_SECONDS = 30.0
@@ -118,11 +120,9 @@ def sandbox(service: LocalService) -> Iterator[Sandbox]:
 
 
 def _main() -> None:
-    from workers.e2b_local.service import ServiceConfig, serve
-
-    settings = json.loads(sys.argv[2])
-    paths = {name: Path(settings.pop(name)) for name in ("python", "bwrap") if name in settings}
-    config = ServiceConfig(api_key=API_KEY, root=Path(sys.argv[1]), **settings, **paths)
+    settings: dict[str, Any] = json.loads(sys.argv[2])
+    settings |= {name: Path(settings[name]) for name in ("python", "bwrap") if name in settings}
+    config = ServiceConfig(api_key=API_KEY, root=Path(sys.argv[1]), **settings)
     serve(config, ready=_announce)
 
 

@@ -10,7 +10,7 @@ import pytest
 from workers.e2b_local.agent.http import Failure, unquote
 from workers.e2b_local.agent.loop import READ, Loop
 from workers.e2b_local.agent.multipart import Multipart
-from workers.e2b_local.capability import JailUnavailable, check_jail, find_bwrap, open_jail
+from workers.e2b_local.capability import JailUnavailable, check_jail, find_bwrap, open_jail, probe
 from workers.e2b_local.idempotency import Idempotency, KeyMismatch
 from workers.e2b_local.jail import Limits
 from workers.e2b_local.service import RootInUse, ServiceConfig, create_app
@@ -51,8 +51,6 @@ def test_this_host_can_build_jails() -> None:
 
 
 def test_a_system_that_forbids_namespaces_is_told_to_use_a_key(tmp_path: Path) -> None:
-    from workers.e2b_local.capability import probe
-
     bwrap = tmp_path / "bwrap"
     bwrap.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
     bwrap.chmod(0o755)
@@ -91,7 +89,7 @@ def test_a_failed_creation_frees_its_key() -> None:
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 10_000])
 def test_a_form_is_understood_however_it_is_cut(size: int) -> None:
     body = (
-        b'--B\r\nContent-Disposition: form-data; name="file"; filename="/a%22b"\r\n\r\nline\r\n--Bogus\r\n--\r\n--B\r\n'
+        b'--B\r\nContent-Disposition: form-data; name="file"; filename="/a%22b"\r\n\r\nline\r\n--Cogus\r\n--\r\n--B\r\n'
         b'Content-Disposition: form-data; name="other"\r\n\r\nignored\r\n--B\r\n'
         b'Content-Disposition: form-data; name="file"; filename="/empty"\r\n\r\n\r\n--B--\r\n'
     )
@@ -108,7 +106,7 @@ def test_a_form_is_understood_however_it_is_cut(size: int) -> None:
     form = Multipart("multipart/form-data; boundary=B", open_part, write)
     for start in range(0, len(body), size):
         form.feed(body[start : start + size])
-    assert files == {'/a"b': b"line\r\n--Bogus\r\n--", "/empty": b""}
+    assert files == {'/a"b': b"line\r\n--Cogus\r\n--", "/empty": b""}
 
 
 def test_a_form_without_a_boundary_is_refused() -> None:

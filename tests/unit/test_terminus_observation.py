@@ -62,4 +62,14 @@ def test_text_with_colours_and_accents_is_no_binary(data: bytes) -> None:
 def test_a_character_split_by_the_cut_is_no_binary() -> None:
     observed = seen("é".encode() * 10, limit=5)
     assert (observed.binary, observed.truncated) == (False, True)
-    assert observed.text == "éé\ufffd\n[output truncated]"
+    assert observed.text == "éé\n[output truncated]"
+
+
+def test_a_cut_inside_both_streams_leaves_whole_characters() -> None:
+    observed = seen("€".encode()[:2], "é".encode()[:1], truncated=True)
+    assert (observed.binary, observed.text) == (False, "[output truncated]")
+
+
+def test_output_of_exactly_the_limit_is_not_cut_by_the_joint() -> None:
+    observed = seen(b"o" * 5, b"e" * 5, limit=10)
+    assert (observed.truncated, observed.text) == (False, "ooooo\neeeee")

@@ -88,8 +88,9 @@ def check_jail() -> str | None:
 def _explain(said: str, jail: Jail) -> str:
     if "namespace" in said or "uid map" in said or "Operation not permitted" in said:
         return (
-            f"this system forbids unprivileged user namespaces (bwrap: {said}): allow them (sysctl "
-            "kernel.unprivileged_userns_clone=1, or kernel.apparmor_restrict_unprivileged_userns=0), or use an E2B key"
+            f"this system does not let users build jails (bwrap: {said}): allow user namespaces (sysctl "
+            "kernel.unprivileged_userns_clone=1 or kernel.apparmor_restrict_unprivileged_userns=0; in a container "
+            "--security-opt seccomp=unconfined --security-opt systempaths=unconfined), or use an E2B key"
         )
     if str(jail.python.path) in said or "python" in said.lower():
         return f"the sandboxes cannot run {jail.python.path} ({said}): install python3 in /usr/bin, {_INSTEAD}"

@@ -8,7 +8,7 @@ import json
 import socket
 from typing import Any
 
-_IDLE_CONNECTIONS = 8
+_IDLE_CONNECTIONS = 4
 _READ_BYTES = 262_144
 
 

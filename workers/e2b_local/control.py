@@ -116,7 +116,7 @@ class Control:
             case "POST", "pause":
                 if sandbox.state == "paused":
                     raise Refused(409, f'sandbox "{sandbox.id}" is already paused')
-                sandbox.state = "paused"
+                self._registry.pause(sandbox)
             case "GET", "metrics":
                 return Answer(200, [])
             case "PUT", "network":
@@ -153,7 +153,6 @@ class Control:
             environment=_texts(body, "envVars"),
             allow_internet_access=body.get("allow_internet_access"),
             pause_on_timeout=bool(body.get("autoPause")),
-            secure=body.get("secure", True) is not False,
         )
 
     def _list(self, query: dict[str, str]) -> Answer:
@@ -209,7 +208,7 @@ def _matches(sandbox: Sandbox, query: dict[str, str]) -> bool:
         "metadata": lambda text: _wanted(text).items() <= sandbox.order.metadata.items(),
         "state": lambda text: sandbox.state in text.split(","),
         "template": lambda text: sandbox.order.template == text,
-        "startedAfter": lambda text: sandbox.started_at >= _moment(text),
+        "startedAfter": lambda text: round(sandbox.started_at * 1e6) >= _microseconds(text),
     }
     return all(test(query[name]) for name, test in tests.items() if name in query)
 
@@ -219,9 +218,10 @@ def _wanted(text: str) -> dict[str, str]:
     return {unquote(name): unquote(value) for name, value in parse_qsl(text, keep_blank_values=True)}
 
 
-def _moment(text: str) -> float:
+def _microseconds(text: str) -> int:
+    """A moment as precise as we tell it, so that a row's own start time finds that row."""
     try:
-        return datetime.fromisoformat(text.replace(" ", "+")).timestamp()
+        return round(datetime.fromisoformat(text.replace(" ", "+")).timestamp() * 1e6)
     except ValueError:
         raise Refused(400, f"not a time: {text}") from None
 

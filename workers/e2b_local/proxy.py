@@ -28,6 +28,9 @@ _PASSED_ON = {
 _DROPPED = {b"connection", b"transfer-encoding"}
 _PIECE_BYTES = 65_536
 _DEATH_SECONDS = 1.0
+# An agent sends less; what has taken one over may not fill the service's memory.
+_CHUNK_BYTES = 1_048_576
+_LONGEST_BYTES = 1 << 40
 
 
 class Proxy:
@@ -46,9 +49,7 @@ class Proxy:
             return rest
         if scope["path"] == "/files":
             # A signed link on a base address shared by all: only its sandbox's token explains the signature.
-            return next(
-                (box.id for box in self._registry.all() if box.token and _is_signed(scope, box.token)), "unknown"
-            )
+            return next((box.id for box in self._registry.all() if _is_signed(scope, box.token)), "unknown")
         return None
 
     async def forward(self, sandbox_id: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +72,7 @@ class Proxy:
             if await transfer.run():
                 sandbox.channel.release(connection)
                 return
-        except (AgentGone, OSError, EOFError, ValueError):
+        except (AgentGone, OSError, EOFError, ValueError, asyncio.LimitOverrunError):
             if transfer is None or not transfer.answering:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(sandbox.gone.wait(), _DEATH_SECONDS)
@@ -97,6 +98,8 @@ class _Transfer:
     async def run(self) -> bool:
         """Whether the exchange is complete, so that the connection can carry another."""
         first = await self._receive()
+        if first["type"] == "http.disconnect":
+            return False
         self._write_head(first)
         inbound = asyncio.create_task(self._upload(first))
         outbound = asyncio.create_task(self._download())
@@ -153,6 +156,7 @@ class _Transfer:
         status_line, *lines = head[:-4].split(b"\r\n")
         headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
         length = next((int(value) for name, value in headers if name == b"content-length"), None)
+        _check_size(length or 0, _LONGEST_BYTES)
         kept = [(name, value) for name, value in headers if name not in _DROPPED]
         status = int(status_line.split(b" ")[1])
         self.answering = True
@@ -171,18 +175,24 @@ class _Transfer:
     async def _download_chunks(self) -> None:
         reader = self.connection.reader
         while size := int(await reader.readuntil(b"\r\n"), 16):
+            _check_size(size, _CHUNK_BYTES)
             data = await reader.readexactly(size + 2)
             await self._send({"type": "http.response.body", "body": data[:-2], "more_body": True})
         await reader.readexactly(2)
+
+
+def _check_size(size: int, most: int) -> None:
+    if not 0 <= size <= most:
+        raise ValueError(f"an agent announced {size} bytes")
 
 
 async def _refuse(send: Send, sandbox_id: str, status: int, message: str) -> None:
     await respond(send, status, {"sandboxId": sandbox_id, "message": message, "code": status})
 
 
-def _unauthorized(scope: Scope, token: str | None) -> str | None:
+def _unauthorized(scope: Scope, token: str) -> str | None:
     """Why a request may not pass, or None. The agent itself never sees a token."""
-    if token is None or scope["path"] == "/health":
+    if scope["path"] == "/health":
         return None
     given = headers_of(scope).get("x-access-token")
     if given is not None:

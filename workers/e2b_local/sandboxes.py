@@ -40,7 +40,6 @@ class Order:
     environment: dict[str, str] = field(default_factory=dict)
     allow_internet_access: bool | None = None
     pause_on_timeout: bool = False
-    secure: bool = True
 
 
 class Sandbox:
@@ -48,10 +47,10 @@ class Sandbox:
 
     def __init__(self, order: Order) -> None:
         self.id = "i" + secrets.token_hex(10)[:19]
-        self.token = secrets.token_hex(16) if order.secure else None
+        self.token = secrets.token_hex(16)
         self.order = order
         self.state: State = "running"
-        self.started_at = time.time()
+        self.started_at = round(time.time(), 6)  # as precise as clients are told it
         self.ends_at = self.started_at + order.timeout_seconds
         self.channel = Channel()
         self.gone = asyncio.Event()
@@ -123,7 +122,7 @@ class Sandbox:
             if self.gone.is_set():
                 return
             os.set_blocking(info, False)
-            with contextlib.suppress(ProcessLookupError, ValueError, TypeError):
+            with contextlib.suppress(ProcessLookupError, ValueError, TypeError, KeyError):
                 self._init_pidfd = os.pidfd_open(json.loads(stream.read(4096))["child-pid"])
 
 
@@ -155,7 +154,8 @@ class Registry:
         self._log.append("created", sandbox.id, order.metadata)
         try:
             await sandbox.start(self._jail)
-        except BaseException:
+        except BaseException as error:
+            logger.warning("sandbox did not start", extra={"sandbox_id": sandbox.id, "error": str(error)})
             await self._remove(sandbox, "failed")
             raise
         self.schedule(sandbox, sandbox.ends_at)
@@ -169,6 +169,12 @@ class Registry:
         sandbox.ends_at = ends_at
         loop = asyncio.get_running_loop()
         sandbox.timer = loop.call_later(max(0.0, ends_at - time.time()), self._expire, sandbox)
+
+    def pause(self, sandbox: Sandbox) -> None:
+        """Refuse requests and stop the clock; the processes go on."""
+        sandbox.state = "paused"
+        if sandbox.timer:
+            sandbox.timer.cancel()
 
     async def kill(self, sandbox: Sandbox) -> bool:
         """Whether this call ended it: false when it was ending already. Raises SandboxFailed when it will not end."""
@@ -184,7 +190,7 @@ class Registry:
 
     def _expire(self, sandbox: Sandbox) -> None:
         if sandbox.order.pause_on_timeout:
-            sandbox.state = "paused"
+            self.pause(sandbox)
         else:
             self._spawn(self._remove(sandbox, "expired"))
 

@@ -9,6 +9,7 @@ import fcntl
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 _KEEP_ALIVE_SECONDS = 600
 _LAST_REQUESTS_SECONDS = 5
 _RUN_PREFIX = "run-"
+_DESCRIPTORS = 65_536  # a sandbox takes up to ten, and some systems start us with leave for 1024
+_LEAST_MEMORY_MB = 64
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class ServiceConfig:
     def __post_init__(self) -> None:
         if not self.api_key:
             raise ValueError("the local sandbox service needs an api_key")
+        if self.memory_mb < _LEAST_MEMORY_MB:
+            raise ValueError(f"memory_mb must be at least {_LEAST_MEMORY_MB}: an agent and a shell need it")
         if not _is_loopback(self.host):
             message = f"refusing to listen on {self.host}: this is a development backend for the loopback only"
             raise ValueError(f"{message}; use 127.0.0.1, or the E2B cloud for several hosts")
@@ -117,6 +122,10 @@ def create_app(config: ServiceConfig) -> Service:
 
 def serve(config: ServiceConfig, *, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then end every sandbox; `ready` is given the base URL once it listens."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     asyncio.run(_serve(create_app(config), config, ready))
 
 
@@ -127,6 +136,8 @@ async def _serve(service: Service, config: ServiceConfig, ready: Callable[[str],
         port=config.port,
         # uvloop leaks descriptors into the jails.
         loop="asyncio",
+        http="h11",
+        ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,

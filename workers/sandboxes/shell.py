@@ -30,18 +30,22 @@ KILLED = 128 + 9
 """What a shell calls the exit of a process that SIGKILL ended."""
 
 # fd 3, 4: the agent's stdout and stderr. 5: where readers report; `<> <(:)` is bash's way to an anonymous pipe.
-# 7, 9: the command's stdout and stderr, each into a reader. A reader copies with cat (which writes what it read at
-# once, so that killing it loses nothing) into od (which encodes and cuts), reports when od has delivered, and drains
-# the rest without holding the agent's descriptors.
+# 7, 9: the command's stdout and stderr, each into a reader. A reader waits for the first byte itself, so that a stream
+# without output costs no process; it then copies with cat (which writes what it read at once, so that killing it loses
+# nothing) into od (which encodes and cuts), reports when od has delivered, and drains the rest without holding the
+# agent's descriptors. TERM tells it that the wait for a background process is over.
 _PROGRAM = """\
 exec 3>&1 4>&2 2>/dev/null </dev/null
 c=$COMMAND_VARIABLE; unset COMMAND_VARIABLE HOME; export HOME=~
 exec 5<> <(:)
 take() {
-  exec 8<&0 > >(exec od -An -v -tx1 -w4096 -N LIMIT >&$1 3>&- 4>&- 5>&- 8>&-) 3>&- 4>&-
+  exec 8<&0
+  trap 'echo >&5; exec cat <&8 >/dev/null 3>&- 4>&- 5>&-' TERM
+  LC_ALL=C IFS= read -r -d '' -n1 first <&8 || { echo >&5; exit; }
+  exec > >(exec od -An -v -tx1 -w4096 -N LIMIT >&$1 3>&- 4>&- 5>&- 8>&-) 3>&- 4>&-
   od=$!
   trap 'kill $cat' TERM
-  cat <&8 5>&- & cat=$!
+  { [ "$first" ] && printf %s "$first" || printf '\\0'; exec cat; } <&8 5>&- & cat=$!
   wait $cat
   exec >/dev/null
   wait $od

@@ -11,6 +11,7 @@ import contextlib
 from dataclasses import asdict
 from typing import Any
 
+import openenv.core.sync_client  # type: ignore[import-untyped]  # noqa: F401 - else imported after each fork
 from openenv.core.env_server.types import WSErrorCode  # type: ignore[import-untyped]
 from openenv.core.generic_client import GenericEnvClient  # type: ignore[import-untyped]
 from websockets.exceptions import ConnectionClosed

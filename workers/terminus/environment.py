@@ -16,63 +16,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from fastmcp import FastMCP
 from openenv.core.env_server.mcp_environment import MCPEnvironment  # type: ignore[import-untyped]
-from openenv.core.env_server.types import Action, Observation, State  # type: ignore[import-untyped]
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from openenv.core.env_server.types import Action, Observation  # type: ignore[import-untyped]
 
-from orchestrator.errors import CreateRejected, OutcomeUnknown, ProviderError, SandboxGone
-from orchestrator.provider import CommandResult, CreateRequest, Provider, Sandbox
+from orchestrator.errors import OutcomeUnknown, ProviderError, SandboxGone
+from orchestrator.provider import CommandResult, Provider, Sandbox
 from orchestrator.settings import Budgets
 from workers.terminus import observation
+from workers.terminus.session import SessionDefaults, ShellResult, TerminusState, coerce_commands, create_request
 from workers.terminus.teardown import TeardownFailures
 from workers.terminus.wire import to_wire
-
-_ALLOCATION = TypeAdapter(CreateRequest)
 
 _COMMANDS_KEPT = 64
 """Commands that the state remembers; an endless session must not grow without bound."""
 
 _ANSWER_SECONDS = 5
 """What a command's answer may take beyond the command's own limit."""
-
-
-class ShellResult(BaseModel):
-    """Outcome of one shell command, in upstream's form."""
-
-    command: str
-    output: str = ""
-    error: str | None = None
-    success: bool = True
-
-
-class TerminusState(State):  # type: ignore[misc]
-    """What a session holder may read of the session, in upstream's form."""
-
-    sandbox_id: str | None = None
-    setup_results: list[ShellResult] = Field(default_factory=list)
-    verify_commands: list[str] = Field(default_factory=list)
-    verify_results: list[ShellResult] = Field(default_factory=list)
-    commands: list[ShellResult] = Field(default_factory=list)
-    submitted_answer: str | None = None
-    last_reward: float | None = None
-    last_error: str | None = None
-
-
-@dataclass(frozen=True)
-class SessionDefaults:
-    """What a reset without an `allocation` of the farm creates."""
-
-    template: str = "base"
-    lifetime_seconds: int = 600
-    allow_internet_access: bool = False
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
@@ -132,8 +97,8 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         try:
             self._create(kwargs.get("allocation"))
             return self._set_up(
-                _commands(kwargs.get("setup", kwargs.get("setup_scripts"))),
-                _commands(kwargs.get("verify", kwargs.get("verify_scripts"))),
+                coerce_commands(kwargs.get("setup", kwargs.get("setup_scripts"))),
+                coerce_commands(kwargs.get("verify", kwargs.get("verify_scripts"))),
             )
         except ProviderError as error:
             self._failure = error
@@ -145,26 +110,12 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
             )
 
     def _create(self, allocation: Any) -> None:
-        request = self._request(allocation)
+        request = create_request(allocation, self._defaults)
         with self._owning:
             if self._closed:
                 raise SandboxGone("the session was closed")
             self._sandbox = self._provider.create(request)
             self._state.sandbox_id = self._sandbox.sandbox_id
-
-    def _request(self, allocation: Any) -> CreateRequest:
-        if allocation is None:
-            return CreateRequest(
-                allocation_id=f"terminus-{uuid4().hex}",
-                template=self._defaults.template,
-                lifetime_seconds=self._defaults.lifetime_seconds,
-                allow_internet_access=self._defaults.allow_internet_access,
-                metadata=self._defaults.metadata,
-            )
-        try:
-            return _ALLOCATION.validate_python(allocation)
-        except ValidationError as error:
-            raise CreateRejected(f"allocation: {error.error_count()} fields are wrong or missing") from error
 
     def _set_up(self, setup: list[str], verify: list[str]) -> Observation:
         self._verify = verify
@@ -318,11 +269,3 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
 def _refused(**metadata: Any) -> Observation:
     present = {key: value for key, value in metadata.items() if value is not None}
     return Observation(done=True, reward=None, metadata={"status": "error", **present})
-
-
-def _commands(value: Any) -> list[str]:
-    if value is None:
-        return []
-    if isinstance(value, str):
-        return [value] if value.strip() else []
-    return [str(item) for item in value if str(item).strip()]

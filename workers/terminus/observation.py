@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from dataclasses import dataclass
 
@@ -28,13 +29,13 @@ def observe(result: CommandResult, *, limit_bytes: int, command_seconds: float) 
     Nothing is stripped, and nothing added inside a stream; only a stdout that does not end its last line gets a
     newline before stderr. The text is at most `limit_bytes` of output and the notices.
     """
-    joint = b"\n" if result.stdout and result.stderr and not result.stdout.endswith(b"\n") else b""
-    raw = result.stdout + joint + result.stderr
-    cut = _cut(raw, limit_bytes) if len(raw) > limit_bytes else raw
-    truncated = result.truncated or len(cut) < len(raw)
-    binary = _is_binary(cut, whole=not truncated)
+    truncated = result.truncated or len(result.stdout) + len(result.stderr) > limit_bytes
+    stdout = _text_bytes(result.stdout[:limit_bytes], cut=truncated)
+    stderr = _text_bytes(result.stderr[: limit_bytes - len(stdout)], cut=truncated)
+    joint = b"\n" if stdout and stderr and not stdout.endswith(b"\n") else b""
+    binary = _is_binary(stdout) or _is_binary(stderr)
+    text = (stdout + joint + stderr).decode(errors="replace")
     notices = _notices(result, truncated=truncated, binary=binary, command_seconds=command_seconds)
-    text = cut.decode(errors="replace")
     if notices and text and not text.endswith("\n"):
         text += "\n"
     return Observation(
@@ -59,16 +60,20 @@ def _notices(result: CommandResult, *, truncated: bool, binary: bool, command_se
     return notices
 
 
-def _cut(raw: bytes, limit: int) -> bytes:
-    return raw[:limit]
+def _text_bytes(stream: bytes, *, cut: bool) -> bytes:
+    """`stream`, without the part of a character that a cut may have left at its end."""
+    if not cut:
+        return stream
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(stream)
+    return stream[: len(stream) - len(decoder.getstate()[0])]
 
 
-def _is_binary(raw: bytes, *, whole: bool) -> bool:
-    if _CONTROL.search(raw):
+def _is_binary(stream: bytes) -> bool:
+    if _CONTROL.search(stream):
         return True
     try:
-        raw.decode()
-    except UnicodeDecodeError as error:
-        # A cut may have split the last character; that alone is not binary.
-        return whole or error.reason != "unexpected end of data"
+        stream.decode()
+    except UnicodeDecodeError:
+        return True
     return False

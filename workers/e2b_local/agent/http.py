@@ -29,6 +29,8 @@ _READ_BYTES = 262_144
 _HEAD_BYTES = 65_536
 # A response whose unsent part is larger is congested: its source must stop until it has drained.
 _CONGESTED_BYTES = 262_144
+# A body that must be held as a whole may not be larger.
+_WHOLE_BODY_BYTES = 67_108_864
 _REASONS = {200: "OK", 204: "No Content"}
 
 
@@ -283,6 +285,13 @@ class Connection:
         handler, self._handler = self._handler, Discard()
         handler.closed()
         exchange.respond_json({"code": failure.code, "message": failure.message}, status=failure.status)
+
+
+def collect(buffer: bytearray, chunk: bytes) -> None:
+    """Add to a body that is held as a whole."""
+    buffer += chunk
+    if len(buffer) > _WHOLE_BODY_BYTES:
+        raise Failure(400, "invalid_argument", "request body too large")
 
 
 def unquote(text: str) -> str:

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
+_LONGEST_WAIT_SECONDS = 3600.0  # the kernel does not take any number
+
+
+def _nothing() -> None:
+    """What a cancelled timer does."""
 
 
 class Timer:
@@ -30,6 +35,8 @@ class Timer:
 
     def cancel(self) -> None:
         self.live = False
+        # It stays in the queue until it is due, which may be hours: it must not keep a finished exchange alive.
+        self.callback = _nothing
 
 
 class Loop:
@@ -67,7 +74,7 @@ class Loop:
             heapq.heappop(self._timers)
         if not self._timers:
             return None
-        return max(0.0, self._timers[0].due - time.monotonic())
+        return min(_LONGEST_WAIT_SECONDS, max(0.0, self._timers[0].due - time.monotonic()))
 
     def _run_due(self) -> None:
         now = time.monotonic()

@@ -1,7 +1,7 @@
 """Starts the agent: take what the host says, set the limits, then serve the connections it passes in."""
 
 # Importing pathlib would cost every sandbox 8 ms of start.
-# ruff: noqa: PTH123
+# ruff: noqa: PTH123, PTH208
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import resource
 import signal
 import socket
 
-from . import commands, entries, files
-from .http import Connection, Exchange, Failure
+from . import commands, entries, files, streams
+from .http import Connection, Exchange, Failure, collect
 from .loop import READ, Loop
 
 # Seen by type checkers only: importing typing would cost every sandbox 5 ms of start.
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .http import Handler
-
-_BODY_BYTES = 67_108_864  # a short call's whole body is held at once
 
 
 class ShortCall:
@@ -35,9 +33,7 @@ class ShortCall:
         self._body = bytearray()
 
     def data(self, chunk: bytes) -> None:
-        self._body += chunk
-        if len(self._body) > _BODY_BYTES:
-            raise Failure(400, "invalid_argument", "request body too large")
+        collect(self._body, chunk)
 
     def end(self) -> None:
         exchange, request = self._exchange, json.loads(self._body or b"{}")
@@ -80,7 +76,7 @@ class Agent:
         if exchange.path == "/files":
             return files.Download(exchange) if exchange.method == "GET" else files.Upload(exchange)
         if exchange.path.startswith("/process.Process/"):
-            stream = commands.handler(exchange, self.processes, exchange.path.rpartition("/")[2])
+            stream = streams.handler(exchange, self.processes, exchange.path.rpartition("/")[2])
             if stream:
                 return stream
         return ShortCall(exchange, self)
@@ -110,13 +106,21 @@ class Agent:
 
 def main(control_fd: int) -> None:
     # The jail's builder left host descriptors open; through /proc a command could reach the host by them.
-    os.closerange(3, control_fd)
-    os.closerange(control_fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd != control_fd:
+            _close(fd)
     os.set_inheritable(control_fd, False)  # noqa: FBT003
     os.umask(0o022)
     # A signal that process 1 has no handler for is dropped when it comes from inside its own namespace.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     Agent(socket.socket(fileno=control_fd)).serve()
+
+
+def _close(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:  # the listing's own descriptor is closed already
+        return
 
 
 def _limit(limits: dict[str, int]) -> None:
@@ -125,7 +129,13 @@ def _limit(limits: dict[str, int]) -> None:
     Set here, inside the user namespace, the number of processes is counted for this sandbox alone.
     """
     for name, value in limits.items():
-        resource.setrlimit(getattr(resource, name), (value, value))
-    # When the host runs out of memory, a sandbox goes before anything else.
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (least, least))
+    try:
+        # When the host runs out of memory, a sandbox goes before anything else.
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:  # this /proc does not offer it
+        return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .http import Failure, unquote
+from .http import Failure
 
 # Seen by type checkers only: importing typing would cost every sandbox 5 ms of start.
 TYPE_CHECKING = False
@@ -64,15 +64,19 @@ class Multipart:
         for line in head.split("\r\n"):
             if line.lower().startswith("content-disposition:"):
                 name, filename = _parameter(line, "name"), _parameter(line, "filename")
-        self._wanted = self._open_part(name, unquote(filename))
+        self._wanted = self._open_part(name, _unescape(filename))
         self._in_head = False
         return True
 
 
 def _parameter(line: str, name: str) -> str:
     """The value of `name=` in a header line, with or without quotes."""
-    for piece in line.split(";")[1:]:
-        key, _, value = piece.strip().partition("=")
-        if key.lower() == name:
-            return value.strip('"')
-    return ""
+    _, _, rest = line.partition(f"; {name}=")
+    return rest[1:].partition('"')[0] if rest.startswith('"') else rest.partition(";")[0].strip()
+
+
+def _unescape(text: str) -> str:
+    """What browsers and httpx escape in a file name, and no more: `%` itself is left as it is."""
+    for code in (*range(32), ord('"')):
+        text = text.replace(f"%{code:02X}", chr(code))
+    return text.replace("\\\\", "\\")

@@ -58,12 +58,15 @@ class Process:
         self._closing_stdin = False
         self._status: int | None = None
         self._killed = False
+        self.running = True
         self._ended = ended
         for fd in (*outputs, *(() if stdin is None else (stdin,))):
             os.set_blocking(fd, False)
 
     def signal(self, number: int) -> None:
         """Signal the leader only; its descendants end with the sandbox."""
+        if not self.running:
+            return
         if self._status is None:
             os.kill(self.pid, number)
         if number == signal.SIGKILL:
@@ -166,6 +169,7 @@ class Process:
         if self._status is None or (self._outputs and not self._killed):
             return
         status, self._status = self._status, None
+        self.running = False
         for fd in list(self._outputs):
             # What was printed before a kill still counts; a descendant may go on printing for ever.
             for _ in range(_PIPE_BYTES // _CHUNK_BYTES):

@@ -1,0 +1,238 @@
+"""The trainer's side over a real Redis: nothing submitted is lost, batches are whole, whoever waits is told."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from orchestrator.errors import CapacityError, EpisodeAborted, RedisUnavailable
+from orchestrator.keys import Keys
+from orchestrator.pool import Pool
+from orchestrator.records import Script
+from orchestrator.settings import Settings
+from orchestrator.vocabulary import Drive, EpisodeState, Outcome
+from tests.support.truth import TASK, TinySlot, beat_slots, farm_settings, opened_farm
+from tests.support.waiting import wait_until
+
+SCRIPT = Script(commands=("true",))
+
+
+@pytest.fixture
+def settings(redis_url: str) -> Settings:
+    return farm_settings(redis_url, concurrency_limit=4)
+
+
+@pytest.fixture
+def pool(settings: Settings) -> Iterator[Pool]:
+    with Pool(settings, run_id="run-test") as pool:
+        yield pool
+    pool.redis.close()
+
+
+@pytest.fixture
+def slot(settings: Settings) -> Iterator[TinySlot]:
+    with TinySlot(settings) as slot:
+        yield slot
+
+
+def test_a_submitted_episode_is_open_and_queued_before_submit_returns(pool: Pool, redis: Redis) -> None:
+    episode = pool.submit(TASK, policy=SCRIPT, group_id="g-1")
+    row = pool.ledger.row(episode.episode_id)
+    assert row is not None
+    assert row.state is EpisodeState.QUEUED
+    assert (row.spec.run_id, row.spec.group_id, row.spec.drive) == ("run-test", "g-1", Drive.AUTONOMOUS)
+    assert redis.llen("rq:queue:episodes") == 1
+    assert pool.submitted == [episode.episode_id]
+
+
+def test_submitting_the_same_id_again_is_the_same_episode(pool: Pool, redis: Redis) -> None:
+    for _ in range(3):
+        assert pool.submit(TASK, policy=SCRIPT, episode_id="e-mine").episode_id == "e-mine"
+    assert redis.llen("rq:queue:episodes") == 1
+    assert pool.submitted == ["e-mine"]
+
+
+def test_capacity_is_what_could_be_admitted_now(pool: Pool, slot: TinySlot) -> None:
+    assert (pool.capacity().live_slots, pool.capacity().concurrency_limit, pool.capacity().free) == (1, 4, 1)
+
+
+def test_receipts_come_as_episodes_end(pool: Pool, slot: TinySlot) -> None:
+    episodes = [pool.submit(TASK, policy=SCRIPT) for _ in range(5)]
+    receipts = [settled.receipt for settled in pool.as_completed(timeout_seconds=20)]
+    assert sorted(receipt.episode_id for receipt in receipts) == sorted(pool.submitted)
+    assert all(receipt.outcome is Outcome.SOLVED for receipt in receipts)
+    again = [settled.receipt for settled in pool.as_completed(episodes[:2], timeout_seconds=20)]
+    assert [receipt.episode_id for receipt in again] == [episode.episode_id for episode in episodes[:2]]
+
+
+def test_receipts_are_given_in_the_order_asked_for(pool: Pool, slot: TinySlot) -> None:
+    episodes = [pool.submit(TASK, policy=SCRIPT) for _ in range(4)]
+    asked = list(reversed(episodes))
+    assert [settled.receipt.episode_id for settled in pool.receipts(asked)] == [e.episode_id for e in asked]
+
+
+def test_waiting_for_nothing_ends_at_once(pool: Pool) -> None:
+    assert list(pool.as_completed([])) == []
+    assert list(pool.as_completed()) == []
+
+
+def test_when_nothing_ends_as_completed_says_so_in_time(pool: Pool) -> None:
+    episode = pool.submit(TASK, policy=SCRIPT)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=episode.episode_id):
+        list(pool.as_completed(timeout_seconds=0.2))
+    assert time.monotonic() - began < 2
+    episode.close()
+
+
+def test_two_trainers_on_one_farm_see_their_own_runs(pool: Pool, slot: TinySlot, settings: Settings) -> None:
+    with Pool(settings) as other:
+        theirs = other.submit(TASK, policy=SCRIPT)
+        mine = pool.submit(TASK, policy=SCRIPT)
+        assert [s.receipt.episode_id for s in pool.as_completed(timeout_seconds=20)] == [mine.episode_id]
+        assert [s.receipt.episode_id for s in other.as_completed(timeout_seconds=20)] == [theirs.episode_id]
+        assert other.run_id != pool.run_id
+
+
+# batches
+
+
+def test_a_batch_is_reserved_run_and_given_back(pool: Pool, redis_url: str, settings: Settings) -> None:
+    with TinySlot(settings, "slot-a"), TinySlot(settings, "slot-b"):
+        with pool.reserve(2) as batch:
+            assert pool.capacity().free == 0
+            episodes = [pool.submit(TASK, policy=SCRIPT, reservation=batch) for _ in range(2)]
+            assert all(s.receipt.outcome is Outcome.SOLVED for s in pool.receipts(episodes))
+        wait_until(lambda: pool.capacity().free == 2, description="everything is given back")
+
+
+def test_what_a_batch_did_not_use_is_given_back_when_its_block_ends(pool: Pool, redis_url: str) -> None:
+    with opened_farm(redis_url, concurrency_limit=4) as farm:
+        beat_slots(farm, 4)
+        with pool.reserve(3):
+            assert pool.capacity().reserved == 3
+        assert pool.capacity().reserved == 0
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_batch_of_nothing_is_refused(pool: Pool, count: int) -> None:
+    with pytest.raises(CapacityError):
+        pool.reserve(count)
+
+
+def test_a_batch_that_could_never_fit_is_refused_without_waiting(pool: Pool, redis_url: str) -> None:
+    with opened_farm(redis_url, concurrency_limit=4) as farm:
+        beat_slots(farm, 2)
+    began = time.monotonic()
+    with pytest.raises(CapacityError, match="add 1 worker"):
+        pool.reserve(4, wait_seconds=30)
+    with pytest.raises(CapacityError, match="FARM_CONCURRENCY_LIMIT to 5"):
+        pool.reserve(5, wait_seconds=30)
+    assert time.monotonic() - began < 2
+
+
+def test_a_batch_that_does_not_fit_now_is_waited_for_and_then_refused(pool: Pool, redis_url: str) -> None:
+    with opened_farm(redis_url, concurrency_limit=4) as farm:
+        beat_slots(farm, 4)
+        held = pool.reserve(3)
+        with pytest.raises(CapacityError, match="1 free now"):
+            pool.reserve(2, wait_seconds=0.15)
+        threading.Timer(0.1, held.release).start()
+        with pool.reserve(2, wait_seconds=10):
+            assert pool.capacity().reserved == 2
+
+
+# heartbeat
+
+
+def test_a_trainer_with_remote_episodes_beats_until_it_closes(redis_url: str, redis: Redis) -> None:
+    settings = farm_settings(redis_url, trainer_beat_seconds=0.05, trainer_lost_seconds=0.4)
+    pool = Pool(settings)
+    key = Keys.trainer(pool.trainer_id)
+    assert not redis.exists(key), "nothing is driven from here yet"
+    pool.submit(TASK)
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 0.6 or not redis.exists(key), description="longer than a key lives")
+    assert redis.exists(key)
+    pool.close()
+    wait_until(lambda: not redis.exists(key), seconds=2, description="the heartbeat is gone")
+
+
+def test_when_the_trainers_heartbeat_stops_its_episode_ends(settings: Settings, redis: Redis, slot: TinySlot) -> None:
+    pool = Pool(settings)
+    episode = pool.submit(TASK)
+    episode.reset()
+    pool._stop.set()  # as if the process had died: nothing is cancelled, nothing beats any more
+    redis.delete(Keys.trainer(pool.trainer_id))
+    assert episode.wait(timeout_seconds=10).outcome is Outcome.TRAINER_LOST
+    with pytest.raises(EpisodeAborted):
+        episode.reward()
+    pool.close()
+
+
+def test_closing_cancels_what_is_driven_from_here_and_leaves_the_rest(settings: Settings) -> None:
+    pool = Pool(settings)
+    remote, autonomous = pool.submit(TASK), pool.submit(TASK, policy=SCRIPT)
+    pool.close()
+    pool.close()
+    receipt = remote.receipt()
+    assert receipt is not None
+    assert receipt.outcome is Outcome.CANCELLED
+    assert autonomous.receipt() is None
+    autonomous.close()
+
+
+def test_closing_a_pool_ends_its_running_episodes(settings: Settings, slot: TinySlot) -> None:
+    with Pool(settings) as pool:
+        episode = pool.submit(TASK)
+        episode.reset()
+    assert episode.wait(timeout_seconds=10).outcome is Outcome.CANCELLED
+
+
+def test_a_closed_pool_leaves_no_thread(settings: Settings) -> None:
+    with Pool(settings) as pool:
+        pool.submit(TASK)
+        assert "trainer-heartbeat" in [thread.name for thread in threading.enumerate()]
+    assert "trainer-heartbeat" not in [thread.name for thread in threading.enumerate()]
+
+
+# a Redis that is not there
+
+
+def expect_unavailable(url: str | None, within: float = 5.0) -> str:
+    began = time.monotonic()
+    with pytest.raises(RedisUnavailable) as refused:
+        Pool(Settings(_env_file=None, redis_url=url))  # type: ignore[call-arg]
+    assert time.monotonic() - began < within
+    return str(refused.value)
+
+
+def test_a_redis_that_is_not_there_is_said_at_once_with_what_to_do(tmp_path: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    for url in (f"redis://127.0.0.1:{port}/0", f"unix://{tmp_path}/nobody.sock", "redis://no-such-host.invalid/0"):
+        text = expect_unavailable(url)
+        assert "REDIS_URL" in text
+        assert "start one" in text
+
+
+def test_a_redis_that_never_answers_is_given_up_soon() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        expect_unavailable(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+
+
+@pytest.mark.parametrize("url", [None, "", "http://127.0.0.1", "nonsense", "redis://127.0.0.1:port/0"])
+def test_no_redis_url_or_a_wrong_one_is_said(url: str | None) -> None:
+    assert "REDIS_URL" in expect_unavailable(url)
+
+
+def test_the_password_of_a_redis_is_not_shown() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert "hunter2" not in expect_unavailable(f"redis://user:hunter2@127.0.0.1:{port}/0")

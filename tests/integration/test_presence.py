@@ -1,0 +1,57 @@
+"""Heartbeats on a real Redis: who beats is alive, who stops is forgotten."""
+
+from __future__ import annotations
+
+import pytest
+from redis import Redis
+
+from orchestrator.keys import Keys
+from orchestrator.presence import Presence, WorkerRow
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def presence(redis: Redis) -> Presence:
+    return Presence(redis, slot_seconds=0.1, trainer_seconds=0.1)
+
+
+def row(worker_id: str = "w1") -> WorkerRow:
+    return WorkerRow(worker_id, "host-a", 4711, "running", 2, "http://127.0.0.1:1")
+
+
+def test_a_worker_is_listed_as_it_described_itself(presence: Presence) -> None:
+    presence.beat_worker(row("w2"), ["w2-1"])
+    presence.beat_worker(row("w1"), [])
+    assert presence.workers() == [row("w1"), row("w2")]
+
+
+def test_a_worker_that_stops_beating_is_forgotten_with_its_slots(presence: Presence, redis: Redis) -> None:
+    presence.beat_worker(row("w1"), ["w1-1", "w1-2"])
+    wait_until(lambda: presence.workers() == [], description="the worker is forgotten")
+    presence.beat_worker(row("w2"), ["w2-1"])
+    assert redis.zrange(Keys.SLOTS, 0, -1) == ["w2-1"]
+
+
+def test_a_worker_that_leaves_is_forgotten_at_once(redis: Redis) -> None:
+    presence = Presence(redis, slot_seconds=30, trainer_seconds=30)
+    presence.beat_worker(row("w1"), ["w1-1"])
+    presence.beat_worker(row("w2"), ["w2-1"])
+    presence.remove_worker("w1", ["w1-1"])
+    presence.remove_worker("w1", [])
+    assert presence.workers() == [row("w2")]
+    assert redis.zrange(Keys.SLOTS, 0, -1) == ["w2-1"]
+
+
+def test_a_trainer_is_alive_while_it_beats(presence: Presence) -> None:
+    assert not presence.trainer_alive("t1")
+    presence.beat_trainer("t1")
+    assert presence.trainer_alive("t1")
+    assert not presence.trainer_alive("t2")
+    wait_until(lambda: not presence.trainer_alive("t1"), seconds=2, description="the heartbeat is gone")
+
+
+def test_a_trainer_that_leaves_is_gone_at_once(redis: Redis) -> None:
+    presence = Presence(redis, slot_seconds=30, trainer_seconds=30)
+    presence.beat_trainer("t1")
+    presence.remove_trainer("t1")
+    assert not presence.trainer_alive("t1")

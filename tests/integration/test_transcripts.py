@@ -1,0 +1,36 @@
+"""Transcripts on a real Redis: in order, capped, apart from the receipt, gone at retention."""
+
+from __future__ import annotations
+
+from redis import Redis
+
+from orchestrator.keys import Keys
+from orchestrator.transcripts import Transcript, read_transcript
+
+
+def test_entries_are_kept_in_order(redis: Redis) -> None:
+    transcript = Transcript(redis, "e-1", limit_bytes=10_000, retention_seconds=100)
+    transcript.add("terminal", "cat report.py")
+    transcript.add("observation", "größer\n\ufffd")
+    assert read_transcript(redis, "e-1") == [
+        {"role": "terminal", "text": "cat report.py"},
+        {"role": "observation", "text": "größer\n\ufffd"},
+    ]
+    assert 95 <= redis.ttl(Keys.transcript("e-1")) <= 100
+
+
+def test_past_its_cap_it_says_so_once_and_keeps_no_more(redis: Redis) -> None:
+    transcript = Transcript(redis, "e-1", limit_bytes=1000, retention_seconds=100)
+    for _ in range(5):
+        transcript.add("observation", "x" * 400)
+    transcript.add("terminal", "short")
+    entries = read_transcript(redis, "e-1")
+    assert [entry["role"] for entry in entries] == ["observation", "observation", "notice"]
+    kept = sum(len(entry) for entry in redis.lrange(Keys.transcript("e-1"), 0, -1))
+    assert kept <= 1000 + len('{"role": "notice", "text": "transcript cut at its cap"}')
+
+
+def test_a_cap_of_zero_keeps_nothing(redis: Redis) -> None:
+    Transcript(redis, "e-1", limit_bytes=0, retention_seconds=100).add("terminal", "ls")
+    assert not redis.exists(Keys.transcript("e-1"))
+    assert read_transcript(redis, "e-1") == []

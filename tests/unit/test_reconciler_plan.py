@@ -1,0 +1,92 @@
+"""The reconciler's plan as a table: what is seen, what is to be done. Nothing here has a clock or a Redis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.ledger import OpenEpisode
+from orchestrator.reconciler import Action, Enqueue, Finish, Settle, Snapshot, plan
+from orchestrator.records import Allocation
+from orchestrator.vocabulary import AllocationState, EpisodeState, Role
+
+NOW = 10_000.0
+LEASE = 12.0
+
+QUEUED = OpenEpisode("e-queued", EpisodeState.QUEUED, "e-queued-a1")
+RUNNING = OpenEpisode("e-running", EpisodeState.RUNNING, "e-running-a1")
+SANDBOX = Allocation(
+    allocation_id="e-over-a1-policy",
+    episode_id="e-over",
+    role=Role.POLICY,
+    state=AllocationState.UNRESOLVED,
+    intended_at=1.0,
+)
+CALM = Snapshot(now=NOW, settled_since=NOW - 1000, open=[], lease_ends={}, suspected_since={}, unsettled=[])
+
+
+def actions(view: Snapshot) -> list[Action]:
+    return plan(view, lease_seconds=LEASE)
+
+
+def test_an_empty_farm_needs_nothing() -> None:
+    assert actions(CALM) == []
+
+
+@pytest.mark.parametrize(
+    ("suspected_for", "expected"),
+    [(None, []), (0.0, []), (9.9, []), (10.0, [Enqueue("e-queued")]), (500.0, [Enqueue("e-queued")])],
+)
+def test_a_queued_row_without_a_waiting_job_is_enqueued_after_a_while(
+    suspected_for: float | None, expected: list[Action]
+) -> None:
+    suspected = {} if suspected_for is None else {QUEUED.job_id: NOW - suspected_for}
+    assert actions(replace(CALM, open=[QUEUED], suspected_since=suspected)) == expected
+
+
+def test_suspicion_of_another_attempt_does_not_count() -> None:
+    assert actions(replace(CALM, open=[QUEUED], suspected_since={"e-queued-a2": 0.0})) == []
+
+
+@pytest.mark.parametrize(
+    ("lease_ends", "expected"),
+    [
+        ({"e-running": NOW + 5}, []),
+        ({"e-running": NOW}, []),
+        ({"e-running": NOW - 0.001}, [Finish("e-running")]),
+        ({}, [Finish("e-running")]),
+        ({"e-other": NOW + 5}, [Finish("e-running")]),
+    ],
+)
+def test_a_running_row_is_finished_once_its_lease_has_run_out(
+    lease_ends: dict[str, float], expected: list[Action]
+) -> None:
+    assert actions(replace(CALM, open=[RUNNING], lease_ends=lease_ends)) == expected
+
+
+@pytest.mark.parametrize(("up_for", "expected"), [(0.0, []), (11.9, []), (12.0, [Finish("e-running")])])
+def test_no_lease_is_judged_until_redis_has_been_up_for_one_lease_time(up_for: float, expected: list[Action]) -> None:
+    assert actions(replace(CALM, open=[RUNNING], settled_since=NOW - up_for)) == expected
+
+
+def test_a_queued_row_has_no_lease_to_lose() -> None:
+    assert actions(replace(CALM, open=[QUEUED], lease_ends={QUEUED.episode_id: 1.0})) == []
+
+
+def test_a_sandbox_of_an_ended_episode_is_settled_even_while_leases_are_not_judged() -> None:
+    assert actions(replace(CALM, unsettled=[SANDBOX], settled_since=NOW)) == [Settle(SANDBOX.allocation_id)]
+
+
+@pytest.mark.parametrize("state", [EpisodeState.QUEUED, EpisodeState.RUNNING])
+def test_a_sandbox_of_an_open_episode_is_left_to_its_slot(state: EpisodeState) -> None:
+    row = OpenEpisode(SANDBOX.episode_id, state, "e-over-a1")
+    view = replace(CALM, open=[row], lease_ends={row.episode_id: NOW + 5}, unsettled=[SANDBOX])
+    assert actions(view) == []
+
+
+def test_everything_that_is_due_is_planned_in_one_round() -> None:
+    view = replace(
+        CALM, open=[QUEUED, RUNNING], suspected_since={QUEUED.job_id: NOW - 60}, lease_ends={}, unsettled=[SANDBOX]
+    )
+    assert actions(view) == [Enqueue("e-queued"), Finish("e-running"), Settle(SANDBOX.allocation_id)]

@@ -1,0 +1,73 @@
+"""What crosses Redis is checked on both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
+from orchestrator.vocabulary import Drive, Outcome, Role, allocation_id, valid_id
+from tests.support.truth import a_receipt, a_spec
+
+
+def test_a_spec_comes_back_from_json_as_it_was() -> None:
+    spec = a_spec(group_id="g-1", reservation_id="r-1")
+    assert EpisodeSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert EpisodeSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"episode_id": "E-1"},
+        {"episode_id": "e" * 49},
+        {"episode_id": ""},
+        {"episode_id": "e-1\n"},
+        {"run_id": "run:1"},
+        {"run_id": "r" * 65},
+        {"trainer_id": "t 1"},
+        {"schema_version": 2},
+        {"policy": None},
+        {"drive": Drive.REMOTE},
+        {"surprise": 1},
+    ],
+)
+def test_a_wrong_spec_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        a_spec(**changes)
+
+
+def test_the_longest_episode_id_leaves_room_for_its_allocations() -> None:
+    spec = a_spec("e" * 48)
+    assert valid_id(allocation_id(spec.episode_id, 9999, Role.VERIFIER))
+
+
+def test_a_remote_episode_needs_its_trainer() -> None:
+    assert a_spec(drive=Drive.REMOTE, policy=None, trainer_id="t-1").trainer_id == "t-1"
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("reward", [None, 0.0, 1.0, -0.1, 1.5, float("nan"), float("inf")])
+def test_a_reward_belongs_to_its_outcome(outcome: Outcome, reward: float | None) -> None:
+    fits = reward is not None and 0 <= reward <= 1 if outcome.scored else reward is None
+    if fits:
+        assert a_receipt(a_spec(), outcome, reward=reward).reward == reward
+    else:
+        with pytest.raises(ValidationError):
+            a_receipt(a_spec(), outcome, reward=reward)
+
+
+def test_a_receipt_comes_back_from_json_as_it_was() -> None:
+    receipt = a_receipt(a_spec(), Outcome.SOLVED, phases={"queue": 0.1}, sizes={"artifact": 3}, detail="\ufffd ü")
+    assert Receipt.model_validate_json(receipt.model_dump_json()) == receipt
+
+
+def test_records_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        a_spec().run_id = "run-other"
+
+
+def test_a_receipt_without_allocations_costs_nothing() -> None:
+    assert SettledReceipt(receipt=a_receipt(a_spec()), allocations=()).cost_picousd == 0
