@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Decimal
+from typing import cast
 
 import pytest
 from redis import Redis
@@ -48,6 +49,10 @@ def move(farm: Farm, row: Allocation, state: AllocationState, token: str) -> Non
     moves[state]()
 
 
+def counters(redis: Redis) -> dict[str, str]:
+    return cast("dict[str, str]", redis.hgetall(Keys.COUNTERS))
+
+
 def unsettled(farm: Farm, episode_id: str) -> int:
     row = farm.ledger.row(episode_id)
     assert row is not None
@@ -65,7 +70,7 @@ def test_a_state_changes_only_along_the_table(
     row = intended(farm, spec, lease)
     for step in ROUTES[origin]:
         move(farm, row, step, lease.token)
-    counters = redis.hgetall(Keys.COUNTERS)
+    before = counters(redis)
     if target in TRANSITIONS[origin]:
         move(farm, row, target, lease.token)
         assert stored(farm, row.allocation_id).state is target
@@ -80,7 +85,7 @@ def test_a_state_changes_only_along_the_table(
             move(farm, row, target, lease.token)
         assert not isinstance(refused.value, LeaseLost)
     assert stored(farm, row.allocation_id).state is origin
-    assert redis.hgetall(Keys.COUNTERS) == counters
+    assert counters(redis) == before
     assert unsettled(farm, spec.episode_id) == (0 if origin.settled else 1)
 
 
@@ -168,8 +173,7 @@ def test_saying_unknown_again_prolongs_what_may_live(farm: Farm, redis: Redis) -
 def test_money_is_exact_and_moves_once_with_the_settlement(farm: Farm, redis: Redis) -> None:
     dice = random.Random(4)
     rates = farm.settings
-    spent = {role: 0 for role in Role}
-    ran = {role: 0 for role in Role}
+    spent, ran = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
     for _ in range(25):
         spec, lease = leased(farm)
         for role in Role:
@@ -186,13 +190,13 @@ def test_money_is_exact_and_moves_once_with_the_settlement(farm: Farm, redis: Re
             spent[role] += oracle
             ran[role] += ms
         farm.ledger.commit(a_receipt(spec, allocations=farm.ledger.allocation_ids(spec.episode_id)), lease.token)
-    counters = redis.hgetall(Keys.COUNTERS)
+    totals = counters(redis)
     for role in Role:
-        assert int(counters[f"cost_picousd:{role}"]) == spent[role]
-        assert int(counters[f"sandbox_ms:{role}"]) == ran[role]
-        assert counters[f"created:{role}"] == "25"
-    assert counters["cleanups:absent"] == "50"
-    receipts = [farm.ledger.receipt(episode) for episode in redis.zrange(Keys.RECEIPTS, 0, -1)]
+        assert int(totals[f"cost_picousd:{role}"]) == spent[role]
+        assert int(totals[f"sandbox_ms:{role}"]) == ran[role]
+        assert totals[f"created:{role}"] == "25"
+    assert totals["cleanups:absent"] == "50"
+    receipts = [farm.ledger.receipt(episode) for episode in map(str, redis.zrange(Keys.RECEIPTS, 0, -1))]
     assert sum(receipt.cost_picousd for receipt in receipts if receipt) == sum(spent.values())
 
 
@@ -204,7 +208,7 @@ def test_every_kind_of_cleanup_is_counted_once(farm: Farm, redis: Redis) -> None
             move(farm, row, step, lease.token)
             move(farm, row, step, lease.token)
         assert stored(farm, row.allocation_id).state is state
-    cleanups = {name: count for name, count in redis.hgetall(Keys.COUNTERS).items() if name.startswith("cleanups:")}
+    cleanups = {name: count for name, count in counters(redis).items() if name.startswith("cleanups:")}
     assert cleanups == {
         "cleanups:unresolved": "1",
         "cleanups:absent": "1",

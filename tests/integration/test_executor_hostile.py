@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from orchestrator.errors import InfrastructureLost
 from orchestrator.transcripts import read_transcript
 from orchestrator.vocabulary import Outcome
 from tests.support.farm import REPORT, Field, Running, candidate, repaired, script, weekly_sales, write_file
@@ -26,6 +28,8 @@ def running(field: Field) -> Iterator[Running]:
     yield started
     started.episode.close()
     started.end()
+    settled = field.receipt(started.episode.episode_id)
+    field.check_absent(started.episode.episode_id, settled)
 
 
 def solve(running: Running) -> None:
@@ -40,7 +44,7 @@ def solve(running: Running) -> None:
 
 def test_writing_a_gigabyte_is_cut_off_in_the_sandbox_and_the_episode_goes_on(running: Running) -> None:
     seen = running.episode.terminal("head -c 1000000000 /dev/zero > /home/user/large; wc -c < /home/user/large")
-    assert int(seen.split("[")[0].split()[-1]) < 600_000_000
+    assert int(seen.split()[0]) < 600_000_000
     running.episode.terminal("rm -f /home/user/large")
     solve(running)
 
@@ -73,13 +77,11 @@ def test_an_empty_command_is_an_observation(running: Running) -> None:
 
 
 def test_a_fork_bomb_hurts_no_other_episode(field: Field, running: Running) -> None:
-    running.episode.terminal("bomb() { bomb | bomb & }; bomb; sleep 1")
+    with suppress(InfrastructureLost):  # its own answer may come too late
+        running.episode.terminal("bomb() { bomb | bomb & }; bomb; sleep 1")
     spec = field.spec(script(candidate(repaired())))
     assert field.run(spec) == "solved"
     field.check_ended(spec.episode_id, Outcome.SOLVED, roles=BOTH)
-    running.episode.close()
-    running.end()
-    field.check_ended(running.episode.episode_id, Outcome.CANCELLED)
 
 
 HEAVY = {

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.errors import ProviderError
 from orchestrator.keys import Keys
+from orchestrator.provider import Sandbox
 from orchestrator.vocabulary import Outcome, Phase
-from tests.support.farm import BUDGETS, REPORT, Field, candidate, repaired, script, weekly_sales
+from tests.support.farm import BUDGETS, KEY, REPORT, Field, candidate, repaired, script
+from workers.sandboxes.provider import E2BProvider
+from workers.sandboxes.sandbox import E2BSandbox
 
 pytest_plugins = ["tests.support.farm"]
 
@@ -117,10 +121,25 @@ def test_an_unknown_template_fails_the_setup(field: Field) -> None:
     assert "nowhere" in (settled.receipt.detail or "")
 
 
+class FullSandbox(E2BSandbox):
+    """Its disk takes no file."""
+
+    def write(self, path: str, data: bytes, *, timeout_seconds: float) -> None:
+        raise ProviderError(f"write {path}: no space left")
+
+
+class FullDisks(E2BProvider):
+    """Every sandbox it attaches is full."""
+
+    def attach(self, sandbox_id: str, *, lifetime_seconds: int) -> Sandbox:
+        attached = super().attach(sandbox_id, lifetime_seconds=lifetime_seconds)
+        assert isinstance(attached, E2BSandbox)
+        return FullSandbox(attached._e2b)
+
+
 def test_a_starter_file_that_the_sandbox_refuses_fails_the_setup(field: Field) -> None:
-    files = {**weekly_sales().files, "/tmp": "a file where a directory is"}
-    spec = field.spec(script(), task=weekly_sales(files=files))
-    assert field.run(spec) == "setup_failed"
+    spec = field.spec(script())
+    assert field.run(spec, provider=FullDisks(KEY, api_url=field.settings.e2b_api_url)) == "setup_failed"
     field.check_ended(spec.episode_id, Outcome.SETUP_FAILED)
 
 

@@ -1,4 +1,4 @@
-"""The limiter on a real Redis: never above the limit, first come first served, woken at once, batches all or nothing."""
+"""The limiter on a real Redis: never above the limit, first come first served, woken at once, batches whole."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis import Redis
@@ -36,7 +36,8 @@ def raw(redis_url: str) -> Iterator[Redis]:
 
 
 def fields_of(raw: Redis, job: str) -> dict[str, Any]:
-    return {name.decode(): value for name, value in raw.hgetall(Job.key_for(job)).items()}
+    fields = cast("dict[bytes, bytes]", raw.hgetall(Job.key_for(job)))
+    return {name.decode(): value for name, value in fields.items()}
 
 
 def test_a_job_is_json_and_names_one_function_and_nothing_else(farm: Farm, raw: Redis) -> None:

@@ -36,11 +36,13 @@ class FakeSandbox:
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
         self.answers: list[CommandResult | ProviderError] = []
+        self.limits: list[float] = []
         self.gate: threading.Event | None = None
 
     def run(
         self, command: str, *, timeout_seconds: float, output_limit_bytes: int, response_seconds: float
     ) -> CommandResult:
+        self.limits.append(timeout_seconds)
         if self.gate is not None:
             self.gate.wait(10)
         answer = self.answers.pop(0) if self.answers else printed(command.encode())
@@ -156,6 +158,14 @@ def test_a_command_is_an_observation_with_its_facts(session: TerminusSession, pr
     seen = session.terminal("x")
     assert (seen.text, seen.exit_code) == ("out\nerr\n[exit code 3]", 3)
     assert (seen.timed_out, seen.truncated, seen.binary) == (False, False, False)
+
+
+def test_the_episodes_own_command_limit_holds_not_the_servers(url: str, provider: FakeProvider) -> None:
+    session = TerminusSession(url, BUDGETS.model_copy(update={"command_seconds": 0.75}))
+    session.reset(REQUEST)
+    session.terminal("true")
+    session.close()
+    assert provider.last.limits == [0.75]
 
 
 def test_a_timed_out_command_is_an_observation_and_the_session_goes_on(

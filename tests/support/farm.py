@@ -63,7 +63,9 @@ BUDGETS = Budgets(
 )
 """Like the defaults, but a command that hangs costs a test two seconds instead of ten."""
 
-_DATABASES = itertools.cycle(range(16))
+_DATABASES = itertools.cycle(range(12))
+_LASTING_DATABASES = iter(range(12, 16))
+"""For farms that live longer than a test; nobody else empties them."""
 
 _TERMINUS = """
 import sys
@@ -148,9 +150,10 @@ def field(ground: Ground) -> Iterator[Field]:
         yield opened
 
 
-def open_settings(ground: Ground, **changes: Any) -> Settings:
-    """Settings that reach the session's servers and a database of their own, emptied."""
-    url = re.sub(r"db=\d+", f"db={next(_DATABASES)}", ground.redis.url)
+def open_settings(ground: Ground, *, own_database: bool = False, **changes: Any) -> Settings:
+    """Settings that reach the session's servers and an empty database."""
+    number = next(_LASTING_DATABASES if own_database else _DATABASES)
+    url = re.sub(r"db=\d+", f"db={number}", ground.redis.url)
     with Redis.from_url(url) as redis:
         redis.flushdb()
     given: dict[str, Any] = {
@@ -164,11 +167,11 @@ def open_settings(ground: Ground, **changes: Any) -> Settings:
 
 
 @contextmanager
-def open_field(ground: Ground, **changes: Any) -> Iterator[Field]:
+def open_field(ground: Ground, *, own_database: bool = False, **changes: Any) -> Iterator[Field]:
     """An empty farm with settings changed; ends what it handed out."""
-    settings = open_settings(ground, **changes)
+    settings = open_settings(ground, own_database=own_database, **changes)
     with ExitStack() as exits:
-        yield Field(ground, settings, open_farm(settings), E2BProvider(KEY, api_url=ground.sandboxes.url), exits)
+        yield Field(ground, settings, open_farm(settings), E2BProvider(KEY, api_url=ground.sandboxes.url), exits, [])
 
 
 @dataclass
@@ -196,6 +199,7 @@ class Field:
     farm: Farm
     provider: E2BProvider
     exits: ExitStack
+    workers: list[WorkerProcess]
 
     # running episodes in this process
 
@@ -265,10 +269,16 @@ class Field:
 
     # real processes
 
-    def worker(self, worker_id: str = "w1", **environment: str) -> WorkerProcess:
-        """Start a worker and wait until its slots take jobs; it is ended with the test."""
-        started = WorkerProcess(self.settings, worker_id, environment)
+    def start_worker(self, worker_id: str = "w1") -> WorkerProcess:
+        """Start a worker; it is ended with the field."""
+        started = WorkerProcess(self.settings, worker_id)
         self.exits.callback(started.end)
+        self.workers.append(started)
+        return started
+
+    def worker(self, worker_id: str = "w1") -> WorkerProcess:
+        """Start a worker and wait until its slots take jobs."""
+        started = self.start_worker(worker_id)
         started.wait_ready()
         return started
 
@@ -439,15 +449,14 @@ class Marked:
 class WorkerProcess(Marked):
     """`rollout-farm worker`, and what it consists of."""
 
-    def __init__(self, settings: Settings, worker_id: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, settings: Settings, worker_id: str) -> None:
         self.worker_id = worker_id
         self.settings = settings
         assert settings.redis_url is not None
         directory = settings.state_dir / f"worker-{uuid.uuid4().hex[:8]}"
         directory.mkdir(parents=True)
         command = [sys.executable, "-m", "deploy.cli", "worker", "--id", worker_id]
-        given = {**worker_environment(settings), **environment}
-        super().__init__(command, environment=given, cwd=directory, output=directory / "output")
+        super().__init__(command, environment=worker_environment(settings), cwd=directory, output=directory / "output")
         self._bytes = Redis.from_url(settings.redis_url)
 
     def end(self) -> None:

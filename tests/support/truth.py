@@ -6,7 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from redis import Redis
 from rq.job import Job
@@ -166,7 +166,8 @@ class TinySlot:
         try:
             while not self._stop.is_set():
                 self._beat()
-                if popped := self._bytes.blpop([self.farm.queue.rq.key], timeout=0.1):
+                popped = cast("tuple[bytes, bytes] | None", self._bytes.blpop([self.farm.queue.rq.key], timeout=0.1))
+                if popped is not None:
                     self._run(popped[1].decode())
         except BaseException as error:  # noqa: BLE001 - handed to the test's thread
             self._failure = error

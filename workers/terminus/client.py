@@ -64,12 +64,13 @@ class TerminusSession:
             message_timeout_s=budgets.message_seconds,
             headers={"Authorization": f"Bearer {token}"} if token else None,
         ).sync()
+        self._budgets = budgets.model_dump(mode="json")
         self._connected = False
 
     def reset(self, request: CreateRequest) -> str:
         """Create the allocation's sandbox, in one attempt; its id, or the typed error of the creation."""
         self._connect()
-        answer = self._call(lambda: self._client.reset(allocation=_plain(request)))
+        answer = self._call(lambda: self._client.reset(allocation=_plain(request), budgets=self._budgets))
         metadata = answer.observation.get("metadata", {})
         if metadata.get("status") == "ready":
             return str(metadata["sandbox_id"])

@@ -29,7 +29,14 @@ from orchestrator.errors import OutcomeUnknown, ProviderError, SandboxGone
 from orchestrator.provider import CommandResult, Provider, Sandbox
 from orchestrator.settings import Budgets
 from workers.terminus import observation
-from workers.terminus.session import SessionDefaults, ShellResult, TerminusState, coerce_commands, create_request
+from workers.terminus.session import (
+    SessionDefaults,
+    ShellResult,
+    TerminusState,
+    coerce_commands,
+    create_request,
+    session_budgets,
+)
 from workers.terminus.teardown import TeardownFailures
 from workers.terminus.wire import to_wire
 
@@ -57,6 +64,7 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         super().__init__(FastMCP("terminus_env"))
         self._provider = provider
         self._budgets = budgets
+        self._own_budgets = budgets
         self._teardowns = teardowns
         self._defaults = defaults or SessionDefaults()
         self._on_closed = on_closed
@@ -95,6 +103,7 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         self._state = TerminusState(episode_id=episode_id or str(uuid4()), step_count=0)
         self._failure, self._last = None, {}
         try:
+            self._budgets = session_budgets(kwargs.get("budgets"), self._own_budgets)
             self._create(kwargs.get("allocation"))
             return self._set_up(
                 coerce_commands(kwargs.get("setup", kwargs.get("setup_scripts"))),

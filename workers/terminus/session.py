@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from orchestrator.errors import CreateRejected
 from orchestrator.provider import CreateRequest
+from orchestrator.settings import Budgets
 
 _ALLOCATION = TypeAdapter(CreateRequest)
 
@@ -62,6 +63,16 @@ def create_request(allocation: Any, defaults: SessionDefaults) -> CreateRequest:
         return _ALLOCATION.validate_python(allocation)
     except ValidationError as error:
         raise CreateRejected(f"allocation: {error.error_count()} fields are wrong or missing") from error
+
+
+def session_budgets(given: Any, own: Budgets) -> Budgets:
+    """The episode's budgets as the farm's reset names them, else the server's; CreateRejected if they are wrong."""
+    if given is None:
+        return own
+    try:
+        return Budgets.model_validate(given)
+    except ValidationError as error:
+        raise CreateRejected(f"budgets: {error.error_count()} fields are wrong") from error
 
 
 def coerce_commands(value: Any) -> list[str]:
