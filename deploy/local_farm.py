@@ -40,6 +40,8 @@ class LocalFarm:
         return self.settings.state_dir / "logs"
 
     def __enter__(self) -> Self:
+        # Children are started by module name: a directory of the user's called deploy or workers must not be found.
+        os.environ["PYTHONSAFEPATH"] = "1"
         self.settings = self._stack.start()
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
@@ -84,16 +86,29 @@ class LocalFarm:
             time.sleep(0.05)
 
     def _stop(self) -> None:
+        """Let the workers finish what runs; on a Ctrl-C meanwhile they close it instead, and then it is passed on."""
+        budgets = self.settings.budgets
+        closing = budgets.cleanup_seconds + budgets.message_seconds
         try:
-            for child in self._workers:
-                if child.poll() is None:
-                    child.terminate()
-            budgets = self.settings.budgets
-            patience = self.settings.drain_seconds + budgets.cleanup_seconds + budgets.message_seconds
-            for child in self._workers:
-                end(child, seconds=patience)
+            try:
+                self._end_workers(self.settings.drain_seconds + closing)
+            except KeyboardInterrupt:
+                self._end_workers(closing)
+                raise
             if self._orchestrator is not None:
                 end(self._orchestrator)
         finally:
             self._workers.clear()
             self._stack.stop()
+
+    def _end_workers(self, seconds: float) -> None:
+        for child in self._workers:
+            if child.poll() is None:
+                child.terminate()
+        ends = time.monotonic() + seconds
+        for child in self._workers:
+            while child.poll() is None and time.monotonic() < ends:
+                time.sleep(0.02)  # not end(): its SIGTERM would be the second one, which closes
+            if child.poll() is None:
+                child.kill()
+                child.wait()

@@ -76,6 +76,8 @@ class Episode:
         self._require_remote()
         if self._ready is None:
             budgets = self.spec.budgets
+            if self._mailbox.result(RESET_NUMBER) is None and (receipt := self.receipt()) is not None:
+                self._raise_ended(receipt)
             result = self._await(RESET_NUMBER)
             if result.outcome is not None:
                 self._raise_ended(self._wait_receipt(budgets.cleanup_seconds))

@@ -135,10 +135,11 @@ class Limiter:
         """
         ends = time.monotonic() + wait_seconds
         while True:
-            wait_ms, _ = self._scripts.run("take_creation", [Keys.LIMITS], [self._rate])
+            longest_ms = max(0, int((ends - time.monotonic()) * 1000))
+            wait_ms, _ = self._scripts.run("take_creation", [Keys.LIMITS], [self._rate, longest_ms])
             if wait_ms <= 0:
                 return
-            if time.monotonic() + wait_ms / 1000 > ends:
+            if wait_ms > longest_ms:
                 raise EpisodeAborted(Outcome.DEADLINE, f"the next creation is {wait_ms / 1000:.1f} s away")
             _sleep(wait_ms / 1000, check)
             if self._cooldown_ms() <= 0:  # else a 429 paused everybody: book again, or all come at its end together

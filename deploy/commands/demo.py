@@ -23,7 +23,7 @@ def demo() -> None:
     """Run two scripted repair episodes on an embedded stack with two workers; print receipts and a summary.
 
     The first submits a buggy report and earns 0.0, the second repairs it and earns 1.0. Exits 1, saying why, when
-    anything is not as it should be. Ignores REDIS_URL and E2B_API_KEY: it needs neither.
+    anything is not as it should be. Ignores REDIS_URL, E2B_API_KEY and FARM_TEMPLATE: it needs none of them.
     """
     import json
 
@@ -37,7 +37,8 @@ def demo() -> None:
     from orchestrator.transcripts import read_transcript
 
     task = load_builtin("weekly-sales")
-    settings = load_settings().model_copy(update={"redis_url": None, "e2b_api_key": None, "e2b_api_url": None})
+    own = {"redis_url": None, "e2b_api_key": None, "e2b_api_url": None, "template": "base"}
+    settings = load_settings().model_copy(update=own)
     errors().print("starting Redis, the sandbox service, an orchestrator and two workers (four slots) ...")
     with LocalFarm(settings, workers=2, temporary=True) as farm, Pool(farm.settings) as pool:
         found = {
@@ -99,6 +100,10 @@ def check_demo(
     problems += [f"{row.allocation_id} is {row.state}, not confirmed absent" for row in rows if row.absent_at is None]
     for settled in receipts:
         receipt = settled.receipt
+        by_role = {str(row.role): row for row in settled.allocations}
+        policy, verifier = by_role.get("policy"), by_role.get("verifier")
+        if policy and verifier and (policy.absent_at or 0.0) > (verifier.created_at or 0.0):
+            problems.append(f"{receipt.episode_id}: the policy sandbox was there when its verifier was created")
         missing = {str(phase) for phase in Phase} - set(receipt.phases)
         if missing:
             problems.append(f"{receipt.episode_id}: no duration for {sorted(missing)}")

@@ -40,7 +40,7 @@ def run(
     from deploy.embedded import running_stack
     from deploy.exit_codes import ExitCode
     from deploy.local_farm import LocalFarm
-    from deploy.rollouts import json_line, run_scripted, summary
+    from deploy.rollouts import json_line, run_scripted, scripts_of, summary
     from deploy.terminal import errors
     from orchestrator.errors import SettingsError
     from orchestrator.pool import Pool
@@ -50,6 +50,8 @@ def run(
     if policy != "scripted":
         raise SettingsError(f"--policy {policy!r}: only 'scripted' is built in; drive models through orchestrator.Pool")
     tasks = [found for name in task for found in load_tasks(name)]
+    for found in tasks:
+        scripts_of(found, script)  # a name that is wrong is said before anything is started
     settings = load_settings()
     with contextlib.ExitStack() as stack:
         resolved = running_stack(settings) or settings

@@ -35,8 +35,14 @@ def up(
     from orchestrator.settings import load_settings
 
     stop = threading.Event()
+
+    def on_signal(*_: object) -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)  # a second one closes what still runs
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, on_signal)
     with LocalFarm(load_settings(), workers=workers) as farm:
         where = farm.settings.e2b_api_url or "the E2B cloud"
         output().print(
@@ -46,4 +52,4 @@ def up(
         )
         while not stop.wait(1):
             farm.check()
-        output().print("Stopping: running episodes are finished first.", markup=False)
+        output().print("Stopping: running episodes are finished first; Ctrl-C again closes them.", markup=False)

@@ -164,9 +164,7 @@ def test_the_expectation_is_nowhere_in_the_policy_sandbox(field: Field) -> None:
     spec = field.spec(script(_SEARCH, "env | sort", submit=False), task=weekly_sales(expected={"zq-held-out": 1}))
     assert field.run(spec) == "not_submitted"
     seen = [
-        entry["text"]
-        for entry in read_transcript(field.farm.redis, spec.episode_id)
-        if entry["role"] == "observation"
+        entry["text"] for entry in read_transcript(field.farm.redis, spec.episode_id) if entry["role"] == "observation"
     ]
     assert seen[0].splitlines()[0] == "0"
     assert "zq-held-out" not in "".join(seen)
@@ -174,7 +172,9 @@ def test_the_expectation_is_nowhere_in_the_policy_sandbox(field: Field) -> None:
 
 
 def test_the_expectation_is_nowhere_in_the_verifier(field: Field) -> None:
-    source = f"import subprocess\nfound = subprocess.run({_SEARCH!r}, shell=True, capture_output=True, text=True).stdout\n"
+    source = (
+        f"import subprocess\nfound = subprocess.run({_SEARCH!r}, shell=True, capture_output=True, text=True).stdout\n"
+    )
     source += "print('{}' if found == '0\\n' else found)\n"
     spec = field.spec(script(candidate(source)), task=weekly_sales(expected={"zq-held-out": 1}))
     assert field.run(spec) == "wrong_answer", field.receipt(spec.episode_id).receipt.detail

@@ -44,7 +44,7 @@ FAILING = {
     "prints JSON of another form": ("print('[1]')", "invalid output"),
     "prints more than fits": ("print('7' * 70_000)", "too large"),
     "prints binary": ("import sys; sys.stdout.buffer.write(bytes(range(256)))", "invalid output"),
-    "prints a NaN": ('print(\'{"east": NaN}\')', "invalid output"),
+    "prints a NaN": ("print('{\"east\": NaN}')", "invalid output"),
     "prints nothing": ("", "invalid output"),
 }
 

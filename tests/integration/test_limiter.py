@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 
 import pytest
 from redis import Redis
@@ -22,7 +22,7 @@ from orchestrator.vocabulary import Outcome
 from tests.support.truth import a_receipt, admit, beat_slots, leased, opened_farm
 from tests.support.waiting import wait_until
 
-PROMPT_SECONDS = 0.5
+PROMPT_SECONDS = 1.0
 """A waiter that has to ask again by itself does so after BLOCK_SECONDS = 5."""
 
 CONTENDER = """
@@ -174,7 +174,8 @@ def test_two_releases_at_once_wake_two_waiters(farm: Farm) -> None:
     since = time.monotonic()
     farm.redis.lpush(Keys.wake(waiters[0].episode_id), "1", "1")
     for waiter in waiters:
-        waiter.expect_prompt(since)
+        waiter.expect_prompt(since)  # before any of them ends, which would wake the next
+    for waiter in waiters:
         waiter.end()
     end(farm, *held)
 
@@ -199,6 +200,35 @@ def test_a_waiter_that_gives_up_after_its_wake_passes_it_on(farm: Farm) -> None:
     heir.end()
     leaver.end()
     end(farm, held[1])
+
+
+def test_no_wake_is_lost_however_many_give_up(redis_url: str, redis: Redis) -> None:
+    """A lost wake would show as a wait of BLOCK_SECONDS = 5."""
+    served: list[float] = []
+    gave_up: list[str] = []
+
+    def contend(seed: int) -> None:
+        dice = random.Random(seed)
+        with opened_farm(redis_url, concurrency_limit=2) as farm:
+            for _ in range(15):
+                spec, lease = leased(farm)
+                began = time.monotonic()
+                try:
+                    admit(farm, spec.episode_id, wait_seconds=dice.choice([20, 20, 0.001, 0.02]))
+                    served.append(time.monotonic() - began)
+                except EpisodeAborted:
+                    gave_up.append(spec.episode_id)
+                farm.ledger.commit(a_receipt(spec), lease.token)
+
+    threads = [threading.Thread(target=contend, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(served) + len(gave_up) == 8 * 15
+    assert gave_up
+    assert max(served) < 3
+    assert redis.zcard(Keys.PERMITS) == redis.zcard(Keys.WAITERS) == redis.zcard(Keys.WAITERS_SEEN) == 0
 
 
 def test_the_wake_of_a_waiter_that_died_is_passed_on_with_its_receipt(farm: Farm, redis: Redis) -> None:
@@ -441,7 +471,7 @@ def test_creations_are_spaced_over_all_who_create(redis_url: str) -> None:
             thread.join(20)
         times = sorted(both[0] + both[1])
         assert len(times) == 20
-        assert times[-1] - times[0] >= 19 * 0.020 - 0.010
+        assert times[-1] - times[0] >= 19 * 0.020 - 0.100
         assert times[-1] - times[0] < 2
 
 
@@ -452,11 +482,11 @@ def test_without_a_rate_nobody_waits(farm: Farm) -> None:
 
 def test_a_rate_429_pauses_everybody(farm: Farm, redis_url: str) -> None:
     since = time.monotonic()
-    assert farm.limiter.report(RateLimited("slow down", 0.3)) == pytest.approx(0.3, abs=0.01)
+    assert farm.limiter.report(RateLimited("slow down", 0.6)) == pytest.approx(0.6, abs=0.01)
     assert farm.limiter.report(RateLimited("slow down", 0.1)) > 0.15, "a shorter pause does not shorten it"
     with opened_farm(redis_url) as other:
         [at] = create_together(other, threads=1, each=1)
-    assert 0.28 <= at - since < 1
+    assert 0.59 <= at - since < 2
 
 
 def test_a_rate_429_without_a_header_pauses_all_the_same(farm: Farm) -> None:
@@ -475,7 +505,7 @@ def test_creations_stay_spaced_after_a_pause(redis_url: str) -> None:
         runner.join(20)
         late = [at for at in times if at - since > 0.38]
         assert len(late) >= 3
-        assert all(later - earlier > 0.02 for earlier, later in pairwise(late)), late
+        assert late[-1] - late[0] >= (len(late) - 1) * 0.05 - 0.04, late
 
 
 def test_a_place_beyond_the_wait_is_refused_at_once(redis_url: str) -> None:
@@ -486,6 +516,16 @@ def test_a_place_beyond_the_wait_is_refused_at_once(redis_url: str) -> None:
             farm.limiter.wait_to_create(wait_seconds=1, check=lambda: None)
         assert refused.value.outcome is Outcome.DEADLINE
         assert time.monotonic() - since < PROMPT_SECONDS
+
+
+def test_a_place_that_was_refused_is_not_booked(redis_url: str, redis: Redis) -> None:
+    with opened_farm(redis_url, creation_rate=0.1) as farm:
+        farm.limiter.wait_to_create(wait_seconds=1, check=lambda: None)
+        booked = redis.hget(Keys.LIMITS, "next_creation")
+        for _ in range(3):
+            with pytest.raises(EpisodeAborted):
+                farm.limiter.wait_to_create(wait_seconds=1, check=lambda: None)
+        assert redis.hget(Keys.LIMITS, "next_creation") == booked
 
 
 def test_a_wait_for_a_creation_can_be_given_up(farm: Farm) -> None:

@@ -152,13 +152,13 @@ def test_a_batch_that_does_not_fit_now_is_waited_for_and_then_refused(pool: Pool
 
 
 def test_a_trainer_with_remote_episodes_beats_until_it_closes(redis_url: str, redis: Redis) -> None:
-    settings = farm_settings(redis_url, trainer_beat_seconds=0.05, trainer_lost_seconds=0.4)
+    settings = farm_settings(redis_url, trainer_beat_seconds=0.05, trainer_lost_seconds=0.8)
     pool = Pool(settings)
     key = Keys.trainer(pool.trainer_id)
     assert not redis.exists(key), "nothing is driven from here yet"
     pool.submit(TASK)
     began = time.monotonic()
-    wait_until(lambda: time.monotonic() - began > 0.6 or not redis.exists(key), description="longer than a key lives")
+    wait_until(lambda: time.monotonic() - began > 1.1 or not redis.exists(key), description="longer than a key lives")
     assert redis.exists(key)
     pool.close()
     wait_until(lambda: not redis.exists(key), seconds=2, description="the heartbeat is gone")
@@ -168,8 +168,7 @@ def test_when_the_trainers_heartbeat_stops_its_episode_ends(settings: Settings, 
     pool = Pool(settings)
     episode = pool.submit(TASK)
     episode.reset()
-    pool._stop.set()  # as if the process had died: nothing is cancelled, nothing beats any more
-    redis.delete(Keys.trainer(pool.trainer_id))
+    redis.delete(Keys.trainer(pool.trainer_id))  # as if no beat had come for long; the next is seconds away
     assert episode.wait(timeout_seconds=10).outcome is Outcome.TRAINER_LOST
     with pytest.raises(EpisodeAborted):
         episode.reward()

@@ -12,7 +12,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 def presence(redis: Redis) -> Presence:
-    return Presence(redis, slot_seconds=0.1, trainer_seconds=0.1)
+    return Presence(redis, slot_seconds=0.3, trainer_seconds=0.5)
 
 
 def row(worker_id: str = "w1") -> WorkerRow:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -146,7 +147,6 @@ FOREIGN = (
     "callbacks",
     "an instance",
     "pickle",
-    "no data",
     "retries",
     "arguments that are none",
 )
@@ -155,7 +155,12 @@ FOREIGN = (
 def enqueue(queue: Queue, kind: str, marker: Path) -> Job:
     """Put a hostile job on the queue; whatever of it runs leaves the marker."""
     connection, touch = queue.connection, f"touch {marker}"
-    given = {"connection": connection, "serializer": JSONSerializer, "origin": queue.name, "result_ttl": 60}
+    given: dict[str, Any] = {
+        "connection": connection,
+        "serializer": JSONSerializer,
+        "origin": queue.name,
+        "result_ttl": 60,
+    }
     spec = {"anything": 1}
     match kind:
         case "a function of the system":
@@ -182,8 +187,6 @@ def enqueue(queue: Queue, kind: str, marker: Path) -> Job:
         connection.hset(job.key, "data", pickle.dumps(_Evil(touch)))
     if kind == "callbacks":
         connection.hset(job.key, mapping={"success_callback_name": "os.system", "failure_callback_name": "os.system"})
-    if kind == "no data":
-        connection.hdel(job.key, "data")
     connection.sadd("rq:queues", queue.key)
     queue.push_job_id(job.id)
     return job
@@ -209,9 +212,7 @@ def test_a_foreign_job_is_failed_unrun_and_the_worker_lives_on(
     with Redis.from_url(farm.settings.redis_url) as connection:
         queue = Queue(farm.settings.queue, connection=connection, serializer=JSONSerializer)
         job = enqueue(queue, kind, marker)
-        wait_until(
-            lambda: connection.hget(job.key, "status") in (b"failed", None), description=f"{kind} is failed"
-        )
+        wait_until(lambda: connection.hget(job.key, "status") in (b"failed", None), description=f"{kind} is failed")
         wait_until(lambda: queue.count == 0, description="the queue is empty")
         settled = pool.receipts([pool.submit(weekly_sales(), policy=script()) for _ in range(4)])
         assert [row.receipt.outcome for row in settled] == [Outcome.WRONG_ANSWER] * 4
@@ -219,6 +220,21 @@ def test_a_foreign_job_is_failed_unrun_and_the_worker_lives_on(
         assert queue.count == 0, "it was put back"
     assert not marker.exists()
     assert sorted(pid for worker in farm.workers for pid in worker.slots().values()) == before
+
+
+def test_a_job_that_rq_itself_cannot_read_costs_one_restart_of_a_slot(farm: Field, pool: Pool) -> None:
+    with Redis.from_url(farm.settings.redis_url or "") as connection:
+        queue = Queue(farm.settings.queue, connection=connection, serializer=JSONSerializer)
+        job = Job.create(JOB_FUNCTION, args=[1, 2], connection=connection, serializer=JSONSerializer, origin=queue.name)
+        job.save()
+        connection.hset(job.key, "created_at", b"\xff\xfe nonsense")
+        queue.push_job_id(job.id)
+        settled = pool.receipts([pool.submit(weekly_sales(), policy=script()) for _ in range(6)])
+        assert [row.receipt.outcome for row in settled] == [Outcome.WRONG_ANSWER] * 6
+        assert queue.count == 0
+        connection.delete(job.key)
+    wait_until(lambda: [len(worker.slots()) for worker in farm.workers] == [2, 2], description="four slots again")
+    assert all(worker.process.poll() is None for worker in farm.workers)
 
 
 def test_a_job_without_its_row_is_skipped(farm: Field) -> None:

@@ -484,9 +484,9 @@ class WorkerProcess(Marked):
         others = [pid for pid in children(self.pid) if pid not in self.slots().values()]
         return others[0] if len(others) == 1 else None
 
-    def horses(self) -> list[int]:
-        """Pids of the work horses that run now."""
-        return [horse for slot in self.slots().values() for horse in children(slot)]
+    def horses_of(self, slot: int) -> list[int]:
+        """Pids of the work horses of one slot."""
+        return children(slot)
 
 
 def worker_environment(settings: Settings) -> dict[str, str]:
@@ -532,4 +532,3 @@ def children(pid: int) -> list[int]:
             if parent == pid and state != "Z":
                 found.append(int(directory.name))
     return sorted(found)
-

@@ -1,0 +1,73 @@
+"""Running the installed `rollout-farm` as a user does: from a directory of its own, with nothing configured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from tests.support.farm import ROOT, Marked
+
+COMMAND = Path(sys.executable).parent / "rollout-farm"
+
+
+@dataclass
+class User:
+    """A directory to work in, one for temporary files, and the commands that were started there."""
+
+    home: Path
+    temporary: Path
+    started: list[Marked] = field(default_factory=list)
+
+    def start(self, *arguments: str, **environment: str) -> Marked:
+        """Start a command."""
+        given = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "REDIS_", "E2B_"))}
+        given |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), **environment}
+        output = self.temporary.parent / f"output-{len(self.started)}"
+        process = Marked([str(COMMAND), *arguments], environment=given, cwd=self.home, output=output)
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str, seconds: float = 60, **environment: str) -> tuple[int, Marked]:
+        """Run a command to its end."""
+        process = self.start(*arguments, **environment)
+        return process.wait(seconds), process
+
+    def redis(self) -> Redis | None:
+        """The server of the temporary stack, once it answers."""
+        for socket in self.temporary.glob("farm-*/redis/redis.sock"):
+            client = Redis(unix_socket_path=str(socket), decode_responses=True)
+            try:
+                client.ping()
+            except RedisError:
+                client.close()
+            else:
+                return client
+        return None
+
+
+@contextmanager
+def user() -> Iterator[User]:
+    """A user; checks at the end that no command left a process or a temporary file."""
+    directory = Path(tempfile.mkdtemp(prefix="u-", dir="/tmp"))  # short: a Unix socket's path holds 108 bytes
+    made = User(directory / "home", directory / "tmp")
+    made.home.mkdir()
+    made.temporary.mkdir()
+    try:
+        yield made
+        for process in made.started:
+            assert process.process.poll() is not None, "still running"
+            assert process.alive() == [], f"{process.process.args!r} left processes behind"
+        assert list(made.temporary.iterdir()) == []
+    finally:
+        for process in made.started:
+            process.end()
+        shutil.rmtree(directory)

@@ -1,0 +1,142 @@
+"""`rollout-farm run`: receipts as JSON lines, errors as one line with a code, and nothing left after a Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from deploy.exit_codes import ExitCode
+from deploy.rollouts import run_scripted
+from orchestrator.keys import Keys
+from orchestrator.pool import Pool
+from orchestrator.records import SettledReceipt
+from tests.e2e.commands import User, user
+from tests.support.farm import weekly_sales
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def someone() -> Iterator[User]:
+    with user() as made:
+        yield made
+
+
+def one_line(text: str) -> str:
+    """The one error that a command ended with."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert len(lines) == 1, text
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_four_episodes_give_four_json_lines(someone: User) -> None:
+    code, process = someone.run("run", "weekly-sales", "--episodes", "4", "--workers", "1")
+    assert code == ExitCode.OK, process.stderr
+    receipts = [json.loads(line) for line in process.stdout.splitlines()]
+    assert sorted(receipt["outcome"] for receipt in receipts) == ["solved"] * 2 + ["wrong_answer"] * 2
+    assert all(row["absent_at"] for receipt in receipts for row in receipt["allocations"])
+    assert "4 of 4" not in process.stderr
+    assert process.stderr.count("2 of 2") == 4  # the table: sandboxes gone
+
+
+def test_a_redis_that_is_not_there_is_one_clear_line(someone: User) -> None:
+    code, process = someone.run("run", "weekly-sales", REDIS_URL="redis://:secret@127.0.0.1:1/0")
+    assert code == ExitCode.REDIS
+    line = one_line(process.stderr)
+    assert "no Redis at redis://***@127.0.0.1:1/0" in line
+    assert "secret" not in line
+    assert process.stdout == ""
+
+
+@pytest.mark.parametrize("command", [("worker",), ("status",), ("orchestrator",), ("reconcile",)])
+def test_every_command_says_the_same_of_it(someone: User, command: tuple[str, ...]) -> None:
+    code, process = someone.run(*command, REDIS_URL="redis://127.0.0.1:1/0", E2B_API_KEY="k")
+    assert code == ExitCode.REDIS
+    assert "correct REDIS_URL" in one_line(process.stderr)
+
+
+def test_a_wrong_task_file_is_named_with_its_line_before_anything_is_started(someone: User) -> None:
+    (someone.home / "task.json").write_text('{"schema_version": 1,\n "id": "x",\n "promt": "?"}')
+    code, process = someone.run("run", "task.json")
+    assert code == ExitCode.TASK
+    assert "task.json:3" in process.stderr
+    assert "promt" in process.stderr
+    assert "Traceback" not in process.stderr
+    code, process = someone.run("run", "nowhere.json")
+    assert code == ExitCode.TASK
+    assert "nowhere.json" in one_line(process.stderr)
+
+
+def test_a_script_that_no_task_has_is_named(someone: User) -> None:
+    code, process = someone.run("run", "weekly-sales", "--script", "nothing")
+    assert code == ExitCode.FAILED
+    assert "it has: buggy, repair" in one_line(process.stderr)
+
+
+def test_a_wrong_setting_is_named(someone: User) -> None:
+    code, process = someone.run("run", "weekly-sales", FARM_CONCURRENCY_LIMIT="many")
+    assert code == ExitCode.SETTINGS
+    assert "FARM_CONCURRENCY_LIMIT" in one_line(process.stderr)
+
+
+@pytest.mark.parametrize("moment", ["starting", "running"])
+def test_ctrl_c_leaves_nothing(someone: User, moment: str) -> None:
+    task = weekly_sales(scripts={"slow": ("sleep 1",) * 30})
+    (someone.home / "task.json").write_text(task.model_dump_json())
+    process = someone.start("run", "task.json", "--episodes", "3", "--workers", "1", FARM_DRAIN_SECONDS="0.5")
+    redis = wait_until(someone.redis, description="the embedded Redis", seconds=30)
+    assert redis is not None
+    with redis:
+        if moment == "running":
+            wait_until(lambda: redis.zcard(Keys.ALLOCATIONS) == 2, description="two sandboxes", seconds=30)
+    process.interrupt_group()
+    assert process.wait(30) == ExitCode.INTERRUPTED, process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_a_second_ctrl_c_does_not_wait_for_what_runs(someone: User) -> None:
+    task = weekly_sales(scripts={"slow": ("sleep 1",) * 60})
+    (someone.home / "task.json").write_text(task.model_dump_json())
+    process = someone.start("run", "task.json", "--workers", "1")
+    redis = wait_until(someone.redis, description="the embedded Redis", seconds=30)
+    assert redis is not None
+    with redis:
+        wait_until(lambda: redis.zcard(Keys.ALLOCATIONS), description="a sandbox", seconds=30)
+        process.interrupt_group()
+        wait_until(
+            lambda: [redis.hget(key, "state") for key in redis.scan_iter("farm:worker:*")] == ["draining"],
+            description="the worker drains",
+        )
+        process.interrupt_group()
+    assert process.wait(20) == ExitCode.INTERRUPTED, process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_a_receipt_that_came_between_two_looks_is_not_lost() -> None:
+    """The receipt is written after the wait has timed out and before what is left is counted."""
+
+    class Slow:
+        """A pool that is quiet for one wait; the episode ends right then."""
+
+        run_id = "run-x"
+        waits = 0
+
+        def submit(self, task: object, **options: object) -> SimpleNamespace:
+            return SimpleNamespace(episode_id="e-1", receipt=lambda: object())
+
+        def as_completed(self, episodes: list[SimpleNamespace], *, timeout_seconds: float) -> Iterator[Any]:
+            self.waits += 1
+            if self.waits == 1:
+                raise TimeoutError
+            yield from (SimpleNamespace(receipt=SimpleNamespace(episode_id=row.episode_id)) for row in episodes)
+
+    checks: list[int] = []
+    got: list[SettledReceipt] = list(
+        run_scripted(cast(Pool, Slow()), [weekly_sales()], episodes=1, script="buggy", check=lambda: checks.append(1))
+    )
+    assert [row.receipt.episode_id for row in got] == ["e-1"]
+    assert checks == [1]

@@ -1,0 +1,131 @@
+"""Processes that are killed: what they were running is aborted, everything of it vanishes, the rest goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.errors import InfrastructureLost
+from orchestrator.keys import Keys
+from orchestrator.pool import Pool
+from orchestrator.vocabulary import Outcome
+from tests.support.farm import (
+    Field,
+    Ground,
+    WorkerProcess,
+    candidate,
+    exists,
+    open_field,
+    repaired,
+    script,
+    weekly_sales,
+)
+from tests.support.waiting import wait_until
+
+pytest_plugins = ["tests.support.farm"]
+
+RECOVERY_SECONDS = 20
+"""From a kill to the receipt, with the default timings: lease 12 s, a round every 2 s."""
+
+
+def horse_of(field: Field, episode_id: str) -> int:
+    """The pid of the work horse that holds an episode's lease."""
+    wait_until(lambda: field.farm.redis.hget(Keys.episode(episode_id), "owner"), description="an owner")
+    return int(str(field.farm.redis.hget(Keys.episode(episode_id), "owner")).split("-")[-2])
+
+
+def slot_of(worker: WorkerProcess, horse: int) -> tuple[str, int]:
+    """Name and pid of the slot that forked it."""
+    return next((name, pid) for name, pid in worker.slots().items() if horse in worker.horses_of(pid))
+
+
+def solve_one(field: Field, pool: Pool) -> None:
+    """The farm still works."""
+    episode = pool.submit(weekly_sales(), policy=script(candidate(repaired())))
+    assert episode.wait(30).outcome is Outcome.SOLVED
+    field.check_ended(episode.episode_id, Outcome.SOLVED, roles=("policy", "verifier"))
+
+
+def test_whatever_is_killed_is_finished_by_the_reconciler_within_seconds(field: Field) -> None:
+    field.reconcile()
+    first, second = field.start_worker("w1"), field.start_worker("w2")
+    first.wait_ready()
+    with Pool(field.settings) as pool:
+        mine = [pool.submit(weekly_sales()) for _ in range(2)]
+        for episode in mine:
+            episode.reset()
+        second.wait_ready()
+        others = [pool.submit(weekly_sales()) for _ in range(2)]
+        for episode in others:
+            episode.reset()
+        horses = [horse_of(field, episode.episode_id) for episode in (*mine, *others)]
+        _, slot = slot_of(first, horses[1])
+
+        os.kill(horses[0], signal.SIGKILL)
+        os.kill(slot, signal.SIGKILL)
+        second.process.kill()
+
+        wait_until(lambda: not second.alive(), seconds=2, description="the supervisor's children are gone with it")
+        wait_until(lambda: not exists(horses[1]), seconds=2, description="the horse is gone with its slot")
+        for episode in (*mine, *others):
+            field.wait_receipt(episode.episode_id, RECOVERY_SECONDS)
+        for episode in (*mine, *others):
+            field.check_ended(episode.episode_id, Outcome.WORKER_LOST)
+            with pytest.raises(InfrastructureLost):
+                episode.terminal("true")
+        wait_until(lambda: len(first.slots()) == 2, description="the killed slot is replaced")
+        solve_one(field, pool)
+    assert field.farm.redis.zcard(Keys.PERMITS) == 0
+
+
+@pytest.fixture
+def quick(ground: Ground) -> Iterator[Field]:
+    """A farm with short leases and one worker."""
+    with open_field(ground, lease_lost_seconds=3, lease_renew_seconds=1, drain_seconds=1) as field:
+        field.worker()
+        yield field
+
+
+def test_a_horse_that_slept_through_its_lease_writes_nothing(quick: Field) -> None:
+    quick.reconcile(0.5)
+    with Pool(quick.settings) as pool:
+        episode = pool.submit(weekly_sales())
+        episode.reset()
+        horse = horse_of(quick, episode.episode_id)
+        os.kill(horse, signal.SIGSTOP)
+        quick.wait_receipt(episode.episode_id, RECOVERY_SECONDS)
+        before = quick.check_ended(episode.episode_id, Outcome.WORKER_LOST)
+        os.kill(horse, signal.SIGCONT)
+        wait_until(lambda: not exists(horse), description="the horse has noticed and left")
+        assert quick.check_ended(episode.episode_id, Outcome.WORKER_LOST) == before
+        solve_one(quick, pool)
+
+
+def test_a_killed_terminus_server_is_replaced_and_only_what_it_ran_is_lost(quick: Field) -> None:
+    (worker,) = quick.workers
+    with Pool(quick.settings) as pool:
+        episode = pool.submit(weekly_sales())
+        episode.reset()
+        server = worker.terminus()
+        assert server is not None
+        os.kill(server, signal.SIGKILL)
+        with pytest.raises(InfrastructureLost) as caught:
+            episode.terminal("true")
+        assert caught.value.outcome is Outcome.TRANSPORT
+        quick.check_ended(episode.episode_id, Outcome.TRANSPORT)
+        wait_until(lambda: worker.terminus() not in (None, server), description="a new server")
+        solve_one(quick, pool)
+        assert worker.process.poll() is None
+
+
+def test_a_stopped_trainer_process_loses_its_episodes(quick: Field) -> None:
+    settings = quick.settings.model_copy(update={"trainer_lost_seconds": 1, "trainer_beat_seconds": 3600})
+    with Pool(settings) as pool:
+        episode = pool.submit(weekly_sales())
+        quick.wait_receipt(episode.episode_id)
+        quick.check_ended(
+            episode.episode_id, Outcome.TRAINER_LOST, roles=["policy"] * len(quick.events(episode.episode_id)[:1])
+        )

@@ -1,0 +1,77 @@
+"""Telling a worker to stop: once drains, twice closes, and a Ctrl-C of the terminal leaves nothing behind."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.pool import Pool
+from orchestrator.vocabulary import Outcome
+from tests.support.farm import Field, Ground, candidate, open_field, repaired, script, weekly_sales
+from tests.support.waiting import wait_until
+
+pytest_plugins = ["tests.support.farm"]
+
+
+@pytest.fixture
+def pool(field: Field) -> Iterator[Pool]:
+    with Pool(field.settings) as opened:
+        yield opened
+
+
+def test_sigterm_lets_running_episodes_finish_and_takes_no_new_one(field: Field, pool: Pool) -> None:
+    worker = field.worker()
+    slow = script("sleep 1.5", candidate(repaired()))
+    running = [pool.submit(weekly_sales(), policy=slow) for _ in range(2)]
+    for episode in running:
+        field.policy_sandbox(episode.episode_id)
+    waiting = pool.submit(weekly_sales(), policy=script())
+    worker.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: [row.state for row in field.farm.presence.workers()] == ["draining"], description="it says so")
+    assert field.farm.limiter.capacity().live_slots <= 2
+    assert worker.wait(30) == 0, worker.stderr
+    assert worker.alive() == []
+    for episode in running:
+        field.check_ended(episode.episode_id, Outcome.SOLVED, roles=("policy", "verifier"))
+    assert waiting.receipt() is None
+    assert field.events(waiting.episode_id) == []
+    assert field.farm.presence.workers() == []
+    assert field.farm.limiter.capacity().live_slots == 0
+    waiting.close()
+    field.check_ended(waiting.episode_id, Outcome.CANCELLED, roles=())
+
+
+def test_a_second_sigterm_closes_what_runs(field: Field, pool: Pool) -> None:
+    worker = field.worker()
+    remote = pool.submit(weekly_sales())
+    remote.reset()
+    scripted = pool.submit(weekly_sales(), policy=script(*["sleep 1"] * 25))
+    field.policy_sandbox(scripted.episode_id)
+    worker.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: [row.state for row in field.farm.presence.workers()] == ["draining"], description="it drains")
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.wait(15) == 0, worker.stderr
+    assert worker.alive() == []
+    for episode in (remote, scripted):
+        field.check_ended(episode.episode_id, Outcome.CANCELLED)
+
+
+def test_a_drain_that_takes_too_long_closes_by_itself_and_ctrl_c_leaves_nothing(ground: Ground) -> None:
+    with open_field(ground, drain_seconds=0.5) as field, Pool(field.settings) as pool:
+        worker = field.worker()
+        episode = pool.submit(weekly_sales())
+        episode.reset()
+        worker.interrupt_group()
+        assert worker.wait(15) == 0, worker.stderr
+        assert worker.alive() == []
+        field.check_ended(episode.episode_id, Outcome.CANCELLED)
+
+
+def test_an_idle_worker_leaves_at_once(field: Field) -> None:
+    worker = field.worker()
+    worker.interrupt_group()
+    assert worker.wait(10) == 0, worker.stderr
+    assert worker.alive() == []
+    assert "Traceback" not in worker.stderr
