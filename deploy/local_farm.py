@@ -95,10 +95,10 @@ class LocalFarm:
             except KeyboardInterrupt:
                 self._end_workers(closing)
                 raise
-            if self._orchestrator is not None:
-                end(self._orchestrator)
         finally:
             self._workers.clear()
+            if self._orchestrator is not None:
+                end(self._orchestrator)
             self._stack.stop()
 
     def _end_workers(self, seconds: float) -> None:

@@ -45,9 +45,10 @@ class Allocations:
         """The provider named an id, `creating_ms` after the request was sent."""
         self._move(row, AllocationState.CREATED, token, {"sandbox": sandbox_id, "creating_ms": creating_ms})
 
-    def sized(self, allocation_id: str, *, vcpus: int, memory_mb: int) -> None:
-        """Note the sandbox's real size, which is what it costs."""
-        self._redis.hset(Keys.allocation(allocation_id), mapping={"vcpus": vcpus, "memory_mb": memory_mb})
+    def sized(self, row: Allocation, *, vcpus: int, memory_mb: int) -> Allocation:
+        """Note the sandbox's real size, which is what it costs; the row with it."""
+        self._redis.hset(Keys.allocation(row.allocation_id), mapping={"vcpus": vcpus, "memory_mb": memory_mb})
+        return row.model_copy(update={"vcpus": vcpus, "memory_mb": memory_mb})
 
     def unknown(self, row: Allocation, token: str, detail: str) -> None:
         """The answer was lost: it may exist. Said again, its longest possible life counts from then."""
@@ -66,11 +67,10 @@ class Allocations:
         self._move(row, AllocationState.EXPIRED, token, {"detail": detail})
 
     def absent(self, row: Allocation, token: str, *, running_ms: int) -> None:
-        """Confirmed absent after running for `running_ms`; priced at its real size."""
-        current = self.get(row.allocation_id) or row
+        """Confirmed absent after running for `running_ms`; priced at the row's size."""
         cost = 0
-        if current.vcpus is not None and current.memory_mb is not None:
-            cost = cost_picousd(running_ms, vcpus=current.vcpus, memory_mb=current.memory_mb, rates=self._rates)
+        if row.vcpus is not None and row.memory_mb is not None:
+            cost = cost_picousd(running_ms, vcpus=row.vcpus, memory_mb=row.memory_mb, rates=self._rates)
         fields: Fields = {"running_ms": running_ms, "cost_picousd": cost}
         counters = {f"sandbox_ms:{row.role}": running_ms, f"cost_picousd:{row.role}": cost}
         self._move(row, AllocationState.ABSENT, token, fields, counters)

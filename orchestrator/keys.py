@@ -28,7 +28,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:mailbox:<e>:taken    | hash   | number -> taken at                               | slot              | same |
 | farm:mailbox:<e>:results  | hash   | number -> result                                 | slot              | same |
 | farm:mailbox:<e>:inbox    | list   | numbers to take: wakes the slot                  | pool              | same |
-| farm:mailbox:<e>:outbox   | list   | numbers that have results: wakes the pool        | slot              | same |
+| farm:mailbox:<e>:outbox   | list   | number:result, wakes the pool                      | slot              | same |
 | farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention |
 | farm:reconciler           | string | the leader's name                                | reconciler        | 10 s, renewed |
 

@@ -67,8 +67,11 @@ class Ledger:
 
     def farm_tag(self) -> str:
         """The farm's random tag: made by whoever asks first, then the same for ever."""
-        self._redis.set(Keys.TAG, secrets.token_hex(8), nx=True)
-        return cast(str, self._redis.get(Keys.TAG))
+        tag = self._redis.get(Keys.TAG)
+        if tag is None:
+            self._redis.set(Keys.TAG, secrets.token_hex(8), nx=True)
+            tag = self._redis.get(Keys.TAG)
+        return cast(str, tag)
 
     def open(self, spec: EpisodeSpec) -> bool:
         """Open the episode's row; False when it was open (or finished) already."""

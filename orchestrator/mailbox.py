@@ -61,6 +61,8 @@ class Mailbox:
         self._actions, self._taken, self._results, self._inbox, self._outbox = (
             Keys.mailbox(episode_id, part) for part in ("actions", "taken", "results", "inbox", "outbox")
         )
+        self._woken: set[int] = set()
+        self._asked: int | None = None
 
     def post(self, number: int, action: Action) -> Result | None:
         """Post an action under its number; its result if that is there already. Raises EpisodeClosed."""
@@ -73,12 +75,18 @@ class Mailbox:
     def wait(self, number: int, seconds: float) -> Result:
         """Block until the result of `number` is there, at most `seconds` (<= 5); raises ActionPending."""
         ends = time.monotonic() + min(seconds, BLOCK_SECONDS)
-        while (result := self.result(number)) is None:
-            left = ends - time.monotonic()
-            if left <= 0:
-                raise ActionPending(f"action {number} is still running; ask again with the same number")
-            self._redis.blpop([self._outbox], timeout=max(left, 0.01))  # may bring a number that was read already
-        return result
+        again = self._asked is None or number <= self._asked  # then its wake may have been used up
+        self._asked = max(number, self._asked or 0)
+        if again and (result := self.result(number)) is not None:
+            return result
+        while (left := ends - time.monotonic()) > 0:
+            woken = cast("list[str] | None", self._redis.blpop([self._outbox], timeout=max(left, 0.01)))
+            told, _, text = woken[1].partition(":") if woken else ("", "", "")
+            if told == str(number):
+                return Result.model_validate_json(text)
+            if (result := self.result(number)) is not None:  # another's wake, or ours was taken by an earlier wait
+                return result
+        raise ActionPending(f"action {number} is still running; ask again with the same number")
 
     def result(self, number: int) -> Result | None:
         """The stored result of `number`, or None."""
@@ -89,12 +97,15 @@ class Mailbox:
         """Wait at most `seconds` for action `number` and take it, once; None when it has not come."""
         nonce = secrets.token_hex(8)
         ends = time.monotonic() + min(seconds, BLOCK_SECONDS)
-        while (action := self._take(number, token, nonce)) is None:
-            left = ends - time.monotonic()
-            if left <= 0:
-                return None
-            self._redis.blpop([self._inbox], timeout=max(left, 0.01))  # may bring a number that was taken already
-        return action
+        while (left := ends - time.monotonic()) > 0:
+            if number not in self._woken:  # a wake that came early is not waited for again
+                woken = cast("list[str] | None", self._redis.blpop([self._inbox], timeout=max(left, 0.01)))
+                if woken:
+                    self._woken.add(int(woken[1]))
+            if (action := self._take(number, token, nonce)) is not None:
+                return action
+            self._woken.discard(number)
+        return None
 
     def finish(self, number: int, token: str, result: Result) -> None:
         """Store the result of an action and wake whoever waits for it."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_exponential,
+    wait_random,
+)
 
 
 def retrying(
@@ -24,7 +31,8 @@ def retrying(
     return Retrying(
         retry=retry_if_exception_type(errors),
         stop=stop_after_attempt(attempts),
-        wait=wait_exponential_jitter(initial=first_wait_seconds, max=longest_wait_seconds, jitter=first_wait_seconds),
+        wait=wait_exponential(multiplier=first_wait_seconds, max=longest_wait_seconds)
+        + wait_random(0, first_wait_seconds),
         before_sleep=note,
         reraise=True,
     )

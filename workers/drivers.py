@@ -42,7 +42,7 @@ def drive_remote(executor: Executor, mailbox: Mailbox, token: str) -> Receipt:
         while executor.receipt is None:
             if (left := executor.timeline.window_left()) <= 0:
                 return executor.window_exhausted()
-            executor.check()
+            executor.idle()
             executor.timeline.bound(left)  # a deadline shorter than the window ends the episode by itself too
             if (action := mailbox.take(number + 1, token, min(left, _LOOK_SECONDS))) is not None:
                 number += 1

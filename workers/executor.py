@@ -68,6 +68,9 @@ class StepResult(Protocol):
 class PolicySession(Protocol):
     """The episode's session on the worker's Terminus server."""
 
+    def prepare(self) -> None:
+        """Begin to connect, without waiting."""
+
     def reset(self, request: CreateRequest) -> str:
         """Make one creation attempt; the sandbox id."""
 
@@ -96,8 +99,10 @@ class Parts:
     ledger: Ledger
     provider: Provider
     allocator: Allocator
+    session: PolicySession
+    """A session on the worker's Terminus server, connecting already; the first creation attempt takes it."""
     open_session: Callable[[], PolicySession]
-    """A new session on the worker's Terminus server; each creation attempt takes a fresh one."""
+    """A new one, for each further attempt: a session whose reset failed may be over."""
     transcript: Transcript
     farm_tag: str
     worker_id: str
@@ -116,12 +121,14 @@ class Executor:
         self._lease = lease
         self._budgets = budgets
         self._parts = parts
+        self._began = time.monotonic()
         self._sizes: dict[str, int] = {}
         self._operations: list[Operation] = []
         self._failure: EpisodeAborted | None = None
         self._policy: Owned | None = None
         self._sandbox: Sandbox | None = None
-        self._session: PolicySession | None = None
+        self._session = parts.session
+        self._attempts = 0
 
     def reset(self) -> str:
         """Create the policy sandbox, make sure that it answers, upload the starter files; the ready message."""
@@ -158,7 +165,7 @@ class Executor:
             return NotRun(_NUL)
         with self._guarded("terminal") as done:
             self.timeline.bound(self._budgets.command_seconds)
-            step = self._open_session().terminal(command)
+            step = self._session.terminal(command)
             size = len(step.text.encode("utf-8", "replace"))
             done(exit_code=step.exit_code, timed_out=step.timed_out, size_bytes=size)
         self._sizes["observations"] = self._sizes.get("observations", 0) + size
@@ -196,14 +203,10 @@ class Executor:
         return self._end(error.outcome, error.detail)
 
     def _fresh_session(self) -> PolicySession:
-        if self._session is not None:
+        if self._attempts:
             self._session.close()
-        self._session = self._parts.open_session()
-        return self._session
-
-    def _open_session(self) -> PolicySession:
-        if self._session is None:
-            raise EpisodeClosed("the episode was not reset")
+            self._session = self._parts.open_session()
+        self._attempts += 1
         return self._session
 
     def _end_healthy(self, outcome: Outcome, detail: str) -> Receipt:
@@ -216,8 +219,9 @@ class Executor:
             self._sandbox.probe()
         return self._end(outcome, detail)
 
-    def check(self) -> None:
-        """Raise when the lease is lost, the trainer is gone or the episode was cancelled."""
+    def idle(self) -> None:
+        """Call it while nothing is asked: raises when the lease is lost, the trainer gone, the episode cancelled."""
+        self._parts.transcript.settle()
         self._parts.check()
 
     def _raise_if_over(self) -> None:
@@ -237,7 +241,7 @@ class Executor:
         row = self._parts.provider.describe(owned.sandbox_id)
         if row is None:
             raise SandboxGone(f"{owned.sandbox_id} does not exist right after its creation")
-        self._parts.ledger.allocations.sized(owned.row.allocation_id, vcpus=row.vcpus, memory_mb=row.memory_mb)
+        owned.row = self._parts.ledger.allocations.sized(owned.row, vcpus=row.vcpus, memory_mb=row.memory_mb)
 
     def _upload(self, sandbox: Sandbox, files: Mapping[str, str], size_name: str) -> None:
         total = 0
@@ -340,16 +344,16 @@ class Executor:
         self._parts.allow(self._budgets.cleanup_seconds)
         with self.timeline.timed(Phase.CLEANUP):
             unresolved = self._parts.allocator.dispose_all()
-            if self._session is not None:
-                with suppress(ProviderError):  # the place is the server's to free; the sandbox is gone already
-                    self._session.close()
         if unresolved and outcome.scored:
             outcome, detail = Outcome.CLEANUP_UNRESOLVED, f"not confirmed absent: {', '.join(unresolved)}"
         elif outcome.scored and self.timeline.left() <= 0:
             outcome, detail = Outcome.DEADLINE, f"the episode's {self._budgets.deadline_seconds:g} s are over"
         receipt = self._receipt(outcome, detail)
+        self._parts.transcript.flush()
         self._parts.ledger.commit(receipt, self._lease.token)
         self.receipt = receipt
+        with suppress(ProviderError):  # the place is the server's to free; the sandbox is gone already
+            self._session.close()
         return receipt
 
     def _receipt(self, outcome: Outcome, detail: str | None) -> Receipt:
@@ -369,7 +373,7 @@ class Executor:
             worker_id=self._parts.worker_id,
             queued_at=self._lease.queued_at,
             started_at=self._lease.taken_at,
-            finished_at=self._parts.ledger.now(),
+            finished_at=self._lease.taken_at + time.monotonic() - self._began,
             phases={phase: round(seconds, 6) for phase, seconds in self.timeline.seconds.items()},
             sizes=self._sizes,
             operations=tuple(self._operations),

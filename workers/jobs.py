@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import EpisodeAborted, LeaseLost
-from orchestrator.farm import open_farm
+from orchestrator.farm import Farm
 from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission
 from orchestrator.mailbox import Mailbox
@@ -36,12 +36,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SlotContext:
-    """What a slot knows before it forks; the factories make connections and are called in the horse only."""
+    """What a slot knows before it forks; nothing of it has made a request, sessions are made in the horse only."""
 
     settings: Settings
     worker_id: str
     slot_id: str
-    make_provider: Callable[[], Provider]
+    farm: Farm
+    provider: Provider
     make_session: Callable[[Budgets], PolicySession]
 
 
@@ -75,7 +76,7 @@ class _Run:
     """One horse's work."""
 
     def __init__(self, context: SlotContext, spec: EpisodeSpec, attempt: int) -> None:
-        farm = open_farm(context.settings)
+        farm = context.farm
         self._context = context
         self._spec = spec
         self._attempt = attempt
@@ -101,20 +102,22 @@ class _Run:
             return self._run_leased(lease, keeper)
 
     def _run_leased(self, lease: Lease, keeper: LeaseKeeper) -> str:
-        provider = self._context.make_provider()
+        session = self._context.make_session(self._budgets)
+        session.prepare()
         allocator = Allocator(
             self._spec.episode_id,
             lease.token,
             allocations=self._ledger.allocations,
             limiter=self._limiter,
-            provider=provider,
+            provider=self._context.provider,
             check=lambda: self._check(keeper),
         )
         settings = self._context.settings
         parts = Parts(
             ledger=self._ledger,
-            provider=provider,
+            provider=self._context.provider,
             allocator=allocator,
+            session=session,
             open_session=lambda: self._context.make_session(self._budgets),
             transcript=Transcript(
                 self._redis,

@@ -6,6 +6,7 @@ stop signal closes the running episode in order instead of killing it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -79,6 +80,8 @@ def run_slot(context: jobs.SlotContext, supervisor_pid: int) -> None:
     worker = SlotWorker(
         [queue], name=context.slot_id, connection=connection, serializer=JSONSerializer, job_monitoring_interval=5
     )
+    gc.collect()
+    gc.freeze()  # what a horse's collector does not look at, it does not copy
     worker.work(logging_level=context.settings.log_level.upper(), with_scheduler=False)
 
 

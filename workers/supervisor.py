@@ -21,8 +21,10 @@ from types import FrameType
 from redis.exceptions import RedisError
 
 from orchestrator.connection import client
+from orchestrator.farm import open_farm
 from orchestrator.presence import Presence, WorkerRow
 from orchestrator.provider import Provider
+from orchestrator.scripts import preload
 from orchestrator.settings import Budgets, Settings
 from workers.jobs import SlotContext
 from workers.parentage import die_with_parent, leave_terminal_signals_to_parent
@@ -68,6 +70,7 @@ class Supervisor:
         self._server = _Child("terminus", self._serve_terminus)
         self._slots = [_Child(f"{worker_id}-{n}", self._slot_main(n)) for n in range(1, SLOTS + 1)]
         self._signals = 0
+        self._redis_away = False
         self._presence = Presence(
             client(settings.redis_url),
             slot_seconds=settings.lease_lost_seconds,
@@ -80,6 +83,7 @@ class Supervisor:
         Raises AuthenticationFailed before anything is started when the provider refuses the key.
         """
         require_accepted_key(self._make_provider)
+        preload()
         gc.collect()
         gc.freeze()  # forked children share these pages until something writes to them
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -112,7 +116,7 @@ class Supervisor:
             while limits and now - began >= limits[0][0]:
                 self._signal(self._slots, limits.pop(0)[1])
             self._reap(restart=False, keep=self._server)
-            if now >= next_beat:
+            if now >= next_beat and not self._redis_away:  # each try would hold the drain up for ten seconds
                 self._beat("draining")
                 next_beat = now + settings.lease_renew_seconds
             time.sleep(_POLL_SECONDS)
@@ -123,6 +127,8 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
         self._signal([self._server], signal.SIGKILL)
         self._listener.close()
+        if self._redis_away:
+            return
         try:
             self._presence.remove_worker(self._worker_id, [slot.name for slot in self._slots])
         except RedisError as error:
@@ -177,7 +183,9 @@ class Supervisor:
         row = WorkerRow(self._worker_id, socket.gethostname(), os.getpid(), state, SLOTS, self._url)
         try:
             self._presence.beat_worker(row, alive)
+            self._redis_away = False
         except RedisError as error:
+            self._redis_away = True
             logger.warning("heartbeat not sent: %s", error)
 
     def _serve_terminus(self, start: int) -> None:
@@ -188,7 +196,15 @@ class Supervisor:
             self._listener.close()
             name = f"{self._worker_id}-{number}" + (f"-{start}" if start > 1 else "")  # RQ refuses a live name twice
             run_slot(
-                SlotContext(self._settings, self._worker_id, name, self._make_provider, self._session), os.getppid()
+                SlotContext(
+                    self._settings,
+                    self._worker_id,
+                    name,
+                    open_farm(self._settings),
+                    self._make_provider(),
+                    self._session,
+                ),
+                os.getppid(),
             )
 
         return main

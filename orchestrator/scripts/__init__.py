@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import NoScriptError
 
 
 class Scripts:
@@ -17,10 +19,21 @@ class Scripts:
 
     def run(self, name: str, keys: list[str], args: list[str | int | float]) -> Any:
         """Run one script; its header says what it takes and returns."""
-        return self._redis.register_script(source(name))(keys=keys, args=args)
+        text, sha = _source(name)
+        try:
+            return self._redis.evalsha(sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return self._redis.eval(text, len(keys), *keys, *args)  # EVAL also leaves it known to the server
+
+
+def preload() -> None:
+    """Read every script into this process: worth it before a fork, each child would read them anew."""
+    for path in files(__package__).iterdir():
+        if path.name.endswith(".lua"):
+            _source(path.name.removesuffix(".lua"))
 
 
 @cache
-def source(name: str) -> str:
-    """The text of one script."""
-    return files(__package__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+def _source(name: str) -> tuple[str, str]:
+    text = files(__package__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

@@ -4,7 +4,7 @@
 -- Returns: 1 stored, 2 a result was there, 0 the token is not the owner's
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[2] then return 0 end
 if redis.call('HSETNX', KEYS[2], ARGV[1], ARGV[3]) == 0 then return 2 end
-redis.call('RPUSH', KEYS[3], ARGV[1])
+redis.call('RPUSH', KEYS[3], ARGV[1] .. ':' .. ARGV[3])
 redis.call('EXPIRE', KEYS[2], ARGV[4])
 redis.call('EXPIRE', KEYS[3], ARGV[4])
 return 1

@@ -93,6 +93,18 @@ def test_asking_again_returns_the_result_that_stands(mailbox: Mailbox, lease: Le
         assert mailbox.post(1, command("ls")) == Result(text="first")
 
 
+def test_asking_again_is_answered_at_once_by_whoever_asks(farm: Farm, mailbox: Mailbox, lease: Lease) -> None:
+    for number in (1, 2):
+        mailbox.post(number, command("ls"))
+        mailbox.finish(number, lease.token, Result(text=str(number)))
+        assert mailbox.wait(number, 5).text == str(number)
+    began = time.monotonic()
+    for asker in (mailbox, Mailbox(farm.redis, lease.episode_id)):
+        for number in (2, 1, 2):
+            assert asker.wait(number, 5).text == str(number)
+    assert time.monotonic() - began < 1
+
+
 def test_an_action_in_hand_is_pending(mailbox: Mailbox, lease: Lease) -> None:
     mailbox.post(1, command("sleep"))
     for _ in range(2):

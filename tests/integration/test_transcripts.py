@@ -12,6 +12,7 @@ def test_entries_are_kept_in_order(redis: Redis) -> None:
     transcript = Transcript(redis, "e-1", limit_bytes=10_000, retention_seconds=100)
     transcript.add("terminal", "cat report.py")
     transcript.add("observation", "größer\n\ufffd")
+    transcript.flush()
     assert read_transcript(redis, "e-1") == [
         {"role": "terminal", "text": "cat report.py"},
         {"role": "observation", "text": "größer\n\ufffd"},
@@ -24,6 +25,7 @@ def test_past_its_cap_it_says_so_once_and_keeps_no_more(redis: Redis) -> None:
     for _ in range(5):
         transcript.add("observation", "x" * 400)
     transcript.add("terminal", "short")
+    transcript.flush()
     entries = read_transcript(redis, "e-1")
     assert [entry["role"] for entry in entries] == ["observation", "observation", "notice"]
     kept = sum(len(entry) for entry in redis.lrange(Keys.transcript("e-1"), 0, -1))

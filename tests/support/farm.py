@@ -31,7 +31,7 @@ from rq import Worker
 from deploy.embedded import EmbeddedRedis, LocalSandboxes
 from orchestrator.episodes import Episode
 from orchestrator.farm import Farm, open_farm
-from orchestrator.finished import Finished
+from orchestrator.finished import START, Finished
 from orchestrator.keys import Keys
 from orchestrator.mailbox import Mailbox
 from orchestrator.provider import Provider, SandboxRow
@@ -239,7 +239,8 @@ class Field:
             self.settings,
             "worker-test",
             "worker-test-1",
-            lambda: provider or self.provider,
+            self.farm,
+            provider or self.provider,
             lambda budgets: TerminusSession(terminus_url or self.ground.terminus_url, budgets),
         )
         return jobs._Run(context, spec, attempt).run()
@@ -343,7 +344,7 @@ class Field:
         assert receipt.outcome is outcome, f"{receipt.outcome}: {receipt.detail}"
         assert receipt.reward == outcome.score
         assert (receipt.reward is None) is (not outcome.scored)
-        finished = [fields["episode"] for _, fields in redis.xrange(Keys.finished(receipt.run_id))]
+        finished = [episode for _, episode in Finished(redis, receipt.run_id).after(START, 1)]
         assert finished.count(episode_id) == 1
         assert redis.zscore(Keys.RECEIPTS, episode_id) is not None
         assert self.farm.ledger.row(episode_id).state == "final"  # type: ignore[union-attr]

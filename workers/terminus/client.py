@@ -8,6 +8,7 @@ before: it runs an event loop in a thread of its own.
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import asdict
 from typing import Any
 
@@ -66,6 +67,15 @@ class TerminusSession:
         ).sync()
         self._budgets = budgets.model_dump(mode="json")
         self._connected = False
+        self._connecting: threading.Thread | None = None
+        self._refused: NothingSent | None = None
+
+    def prepare(self) -> None:
+        """Begin to connect, without waiting: what comes before the reset then costs no extra time."""
+        if self._connecting is None and not self._connected:
+            self._refused = None
+            self._connecting = threading.Thread(target=self._open, name="terminus-connect", daemon=True)
+            self._connecting.start()
 
     def reset(self, request: CreateRequest) -> str:
         """Create the allocation's sandbox, in one attempt; its id, or the typed error of the creation."""
@@ -95,17 +105,29 @@ class TerminusSession:
 
     def close(self) -> None:
         """End the session; the server deletes its sandbox. May be called again."""
+        self._settle()
         with contextlib.suppress(OSError, ConnectionClosed):
             self._client.close()
 
     def _connect(self) -> None:
         if self._connected:
             return
+        self.prepare()
+        self._settle()
+        if self._refused is not None:
+            raise self._refused
+
+    def _open(self) -> None:
         try:
             self._client.connect()
+            self._connected = True
         except (OSError, ConnectionClosed) as error:  # ConnectionError is what openenv makes of any failure here
-            raise NothingSent(f"no Terminus server answers: {error}") from error
-        self._connected = True
+            self._refused = NothingSent(f"no Terminus server answers: {error}")
+
+    def _settle(self) -> None:
+        if self._connecting is not None:
+            self._connecting.join()
+            self._connecting = None
 
     def _call(self, request: Any) -> Any:
         try:
