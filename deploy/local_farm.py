@@ -46,8 +46,7 @@ class LocalFarm:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             self._orchestrator = self._child("orchestrator", "orchestrator")
-            for number in range(1, self._count + 1):
-                self._workers.append(self._child(f"worker-{number}", "worker"))
+            self._workers.append(self._child("workers", "worker", "--count", str(self._count)))
             self._wait_ready(open_farm(self.settings))
         except BaseException:
             self._stop()
@@ -62,10 +61,9 @@ class LocalFarm:
     def check(self) -> None:
         """Raise when the stack or a child has ended by itself."""
         self._stack.check()
-        names = [f"worker-{number}" for number in range(1, len(self._workers) + 1)]
-        for name, child in zip(names, self._workers, strict=True):
+        for child in self._workers:
             if child.poll() is not None:
-                raise FarmError(f"{name} ended with {child.returncode}:\n{last_lines(self.logs / f'{name}.log')}")
+                raise FarmError(f"workers ended with {child.returncode}:\n{last_lines(self.logs / 'workers.log')}")
 
     def _child(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         settings = self.settings

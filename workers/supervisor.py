@@ -1,21 +1,18 @@
-"""A worker process: one supervisor with its Terminus server and two slots, all forked from it.
+"""A worker: one supervisor with its Terminus server and two slots, all forked from it.
 
 What always holds: everything heavy is imported before the first fork and nothing has made a request then, so that an
-episode starts in milliseconds and idle workers share their memory; the server's listening socket belongs to the
-supervisor, so a restarted server keeps its address; a child that dies is replaced, and what it was running is aborted
-by the loss of its lease, never scored.
+episode starts in milliseconds; the server's listening socket belongs to the supervisor, so a restarted server keeps its
+address; a child that dies is replaced, and what it was running is aborted by the loss of its lease, never scored.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import FrameType
 
 from redis.exceptions import RedisError
@@ -24,11 +21,9 @@ from orchestrator.connection import client
 from orchestrator.farm import open_farm
 from orchestrator.presence import Presence, WorkerRow
 from orchestrator.provider import Provider
-from orchestrator.scripts import preload
 from orchestrator.settings import Budgets, Settings
+from workers.children import Child, reap
 from workers.jobs import SlotContext
-from workers.parentage import die_with_parent, leave_terminal_signals_to_parent
-from workers.preflight import require_accepted_key
 from workers.slot import run_slot
 from workers.terminus.client import TerminusSession
 from workers.terminus.server import serve
@@ -39,21 +34,6 @@ SLOTS = 2
 """Slots of one worker: the sessions of one Terminus server."""
 
 _POLL_SECONDS = 0.05
-_RESTART_SECONDS = (0.2, 5.0)
-"""First and longest pause before a child that died is started again."""
-
-
-@dataclass
-class _Child:
-    """One kind of child and its present process."""
-
-    name: str
-    main: Callable[[int], None]
-    pid: int = 0
-    starts: int = 0
-    restart_at: float = 0.0
-    pause: float = _RESTART_SECONDS[0]
-    started: float = field(default_factory=time.monotonic)
 
 
 class Supervisor:
@@ -67,8 +47,8 @@ class Supervisor:
         self._make_provider = make_provider
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._server = _Child("terminus", self._serve_terminus)
-        self._slots = [_Child(f"{worker_id}-{n}", self._slot_main(n)) for n in range(1, SLOTS + 1)]
+        self._server = Child("terminus", self._serve_terminus)
+        self._slots = [Child(f"{worker_id}-{n}", self._slot_main(n)) for n in range(1, SLOTS + 1)]
         self._signals = 0
         self._redis_away = False
         self._presence = Presence(
@@ -78,21 +58,15 @@ class Supervisor:
         )
 
     def run(self) -> None:
-        """Start the children, keep them alive, drain when told to. Returns when all of them have ended.
-
-        Raises AuthenticationFailed before anything is started when the provider refuses the key.
-        """
-        require_accepted_key(self._make_provider)
-        preload()
-        gc.collect()
-        gc.freeze()  # forked children share these pages until something writes to them
+        """Start the children, keep them alive, drain when told to. Returns when all of them have ended."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         next_beat = 0.0
-        for child in (self._server, *self._slots):
-            self._start(child)
+        children = (self._server, *self._slots)
+        for child in children:
+            child.start()
         while not self._signals:
-            self._reap(restart=True)
+            reap(children, keep=children)
             if time.monotonic() >= next_beat:
                 self._beat("running")
                 next_beat = time.monotonic() + self._settings.lease_renew_seconds
@@ -114,18 +88,20 @@ class Supervisor:
             if self._signals > 1 and len(limits) == 2:  # asked twice: do not wait for the drain time
                 limits[0] = (0.0, signal.SIGTERM)
             while limits and now - began >= limits[0][0]:
-                self._signal(self._slots, limits.pop(0)[1])
-            self._reap(restart=False, keep=self._server)
+                number = limits.pop(0)[1]
+                for slot in self._slots:
+                    slot.send(number)
+            reap((self._server, *self._slots), keep=(self._server,))
             if now >= next_beat and not self._redis_away:  # each try would hold the drain up for ten seconds
                 self._beat("draining")
                 next_beat = now + settings.lease_renew_seconds
             time.sleep(_POLL_SECONDS)
-        self._signal([self._server], signal.SIGTERM)
+        self._server.send(signal.SIGTERM)
         ends = time.monotonic() + settings.budgets.message_seconds
         while self._server.pid and time.monotonic() < ends:
-            self._reap(restart=False)
+            reap((self._server,))
             time.sleep(_POLL_SECONDS)
-        self._signal([self._server], signal.SIGKILL)
+        self._server.send(signal.SIGKILL)
         self._listener.close()
         if self._redis_away:
             return
@@ -133,50 +109,6 @@ class Supervisor:
             self._presence.remove_worker(self._worker_id, [slot.name for slot in self._slots])
         except RedisError as error:
             logger.warning("departure not noted: %s", error)
-
-    def _start(self, child: _Child) -> None:
-        supervisor = os.getpid()
-        child.starts += 1
-        child.started = time.monotonic()
-        child.pid = os.fork()
-        if child.pid == 0:
-            code = 1
-            try:
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    signal.signal(number, signal.SIG_DFL)
-                die_with_parent(supervisor)
-                leave_terminal_signals_to_parent()
-                child.main(child.starts)
-                code = 0
-            except Exception:
-                logger.exception("%s failed", child.name)
-            finally:
-                os._exit(code)
-
-    def _reap(self, *, restart: bool, keep: _Child | None = None) -> None:
-        """Note children that have ended; start again those that shall live."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                pid = 0
-            if pid == 0:
-                break
-            for child in (self._server, *self._slots):
-                if child.pid == pid:
-                    self._note_end(child, status, expected=not restart and child is not keep)
-        for child in (self._server, *self._slots):
-            wanted = restart or child is keep
-            if wanted and child.pid == 0 and time.monotonic() >= child.restart_at:
-                self._start(child)
-
-    def _note_end(self, child: _Child, status: int, *, expected: bool) -> None:
-        lived = time.monotonic() - child.started
-        child.pid = 0
-        child.pause = _RESTART_SECONDS[0] if lived > 30 else min(child.pause * 2, _RESTART_SECONDS[1])
-        child.restart_at = time.monotonic() + child.pause
-        if not expected:
-            logger.error("%s ended with status %s after %.1f s; it is started again", child.name, status, lived)
 
     def _beat(self, state: str) -> None:
         alive = [slot.name for slot in self._slots if slot.pid] if state == "running" else []
@@ -211,11 +143,6 @@ class Supervisor:
 
     def _session(self, budgets: Budgets) -> TerminusSession:
         return TerminusSession(self._url, budgets)
-
-    def _signal(self, children: list[_Child], number: signal.Signals) -> None:
-        for child in children:
-            if child.pid:
-                os.kill(child.pid, number)
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         self._signals += 1

@@ -1,4 +1,4 @@
-"""`rollout-farm worker`: one worker process, that is a supervisor, its Terminus server and two slots."""
+"""`rollout-farm worker`: workers on this host; each is a supervisor, its Terminus server and two slots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "rollout-farm worker",
             "REDIS_URL=redis://10.0.0.5:6379/0 E2B_API_KEY=... rollout-farm worker",
-            "rollout-farm worker --id gpu-host-3-a",
+            "rollout-farm worker --count 8 --id gpu-host-3",
         )
     )(worker)
 
@@ -24,8 +24,9 @@ def worker(
     worker_id: Annotated[
         str | None, typer.Option("--id", help="Name of this worker, [a-z0-9-]; made from the host's by default.")
     ] = None,
+    count: Annotated[int, typer.Option(min=1, max=256, help="Workers to run; they share most of their memory.")] = 1,
 ) -> None:
-    """Run episodes from the queue, two at a time, until SIGTERM or Ctrl-C; then drain and leave.
+    """Run episodes from the queue, two at a time in each worker, until SIGTERM or Ctrl-C; then drain and leave.
 
     A second signal closes what still runs instead of finishing it.
     """
@@ -43,7 +44,7 @@ def worker(
     if not re.fullmatch(r"[a-z0-9-]{1,40}", name):
         raise SettingsError(f"--id {name!r}: a worker's id is 1 to 40 of a-z, 0-9 and '-'")
 
-    from workers.supervisor import Supervisor
+    from workers.crew import run_crew
 
     provider_of(settings)  # imports the SDK before the first fork; makes no request
-    Supervisor(settings, name, lambda: provider_of(settings)).run()
+    run_crew(settings, name, count, lambda: provider_of(settings))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deploy.commands.resolve import connected_settings, provider_of, start_logging
 from tests.bench.timed_provider import CallLog, TimedProvider
-from workers.supervisor import Supervisor
+from workers.crew import run_crew
 
 
 def main(log: Path) -> None:
@@ -15,7 +15,7 @@ def main(log: Path) -> None:
     settings = connected_settings()
     start_logging(settings)
     provider_of(settings)  # as that command does: imports the SDK before the first fork
-    Supervisor(settings, "timed", lambda: TimedProvider(provider_of(settings), CallLog(log))).run()
+    run_crew(settings, "timed", 1, lambda: TimedProvider(provider_of(settings), CallLog(log)))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,17 @@
 """What each further idle worker costs a host in memory.
 
-Everything that this process started is added up (PSS), with one worker, then two, then three: pages that a new worker
-shares with what was there already are counted once.
+Everything that this process started is added up (PSS), on a farm of one worker, then two, then three, which is what
+`rollout-farm worker --count N` runs: pages that workers share are counted once.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
 
 from tests.bench.memory import pss_mb, tree_of
 from tests.bench.rows import Goal, Row
-from tests.bench.stand import farm_of, one_more_worker
+from tests.bench.stand import farm_of
 
 _SETTLE_SECONDS = 4.0
 """A beat or two, so that a new worker has done all that an idle one does."""
@@ -20,10 +19,9 @@ _SETTLE_SECONDS = 4.0
 
 def worker_memory() -> list[Row]:
     """Rows for the second and the third worker."""
-    with farm_of(1) as farm, ExitStack() as more:
-        totals = [_total_mb()]
-        for _ in range(2):
-            more.enter_context(one_more_worker(farm, "deploy.cli", "worker"))
+    totals = []
+    for count in (1, 2, 3):
+        with farm_of(count):
             totals.append(_total_mb())
     second, third = totals[1] - totals[0], totals[2] - totals[1]
     return [

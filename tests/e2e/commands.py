@@ -15,6 +15,10 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from tests.support.farm import ROOT, Marked
+from tests.support.waiting import wait_until
+
+_LEASH_SECONDS = 5
+"""For a child that was started in the very moment of a Ctrl-C: it notices by itself that its parent has ended."""
 
 COMMAND = Path(sys.executable).parent / "rollout-farm"
 
@@ -65,7 +69,11 @@ def user() -> Iterator[User]:
         yield made
         for process in made.started:
             assert process.process.poll() is not None, "still running"
-            assert process.alive() == [], f"{process.process.args!r} left processes behind"
+            wait_until(
+                lambda process=process: process.alive() == [],  # type: ignore[misc]
+                description=f"{process.process.args!r} has left no process behind",
+                seconds=_LEASH_SECONDS,
+            )
         assert list(made.temporary.iterdir()) == []
     finally:
         for process in made.started:

@@ -94,5 +94,5 @@ def test_a_dead_worker_ends_up_with_its_reason(someone: User, up: Marked) -> Non
     (worker,) = supervisors()
     os.kill(worker, signal.SIGKILL)
     assert up.wait(30) == ExitCode.FAILED
-    assert "worker-1 ended with -9" in up.stderr
+    assert "workers ended with -9" in up.stderr
     assert left(someone) == []

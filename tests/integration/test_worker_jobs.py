@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -134,8 +136,12 @@ def test_rq_tools_see_the_slots_as_ordinary_workers(farm: Field) -> None:
     assert farm.settings.redis_url is not None
     with Redis.from_url(farm.settings.redis_url) as connection:
         workers = Worker.all(connection=connection)
-        assert {worker.name for worker in workers} >= {"w1-1", "w1-2", "w2-1", "w2-2"}
+        assert {worker.name[:4] for worker in workers} == {"w1-1", "w1-2", "w2-1", "w2-2"}
         assert {name for worker in workers for name in worker.queue_names()} == {farm.settings.queue}
+    command = [str(Path(sys.executable).parent / "rq"), "info", "--url", farm.settings.redis_url, "--raw"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    assert f"queue {farm.settings.queue} " in shown
+    assert all(worker.name in shown for worker in workers)
 
 
 # jobs that are not ours
