@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -137,6 +138,9 @@ class Allocator:
         """Delete one sandbox and confirm its absence; False when that could not be confirmed. Never raises ours."""
         if owned.absent:
             return True
+        if owned.row.vcpus is None:
+            with suppress(ProviderError):  # a price is worth a look, and never worth a leak
+                self.note_size(owned)
         try:
             self.delete(owned.sandbox_id)
         except ProviderError as error:
@@ -146,6 +150,13 @@ class Allocator:
         owned.absent = True
         self._allocations.absent(owned.row, self._token, running_ms=int((time.monotonic() - owned.created) * 1000))
         return True
+
+    def note_size(self, owned: Owned) -> bool:
+        """Write down the sandbox's real size, which is what it costs; False when it does not exist any more."""
+        seen = self._provider.describe(owned.sandbox_id)
+        if seen is not None:
+            owned.row = self._allocations.sized(owned.row, vcpus=seen.vcpus, memory_mb=seen.memory_mb)
+        return seen is not None
 
     def dispose_all(self) -> list[str]:
         """Dispose of everything owned; the sandbox ids that stayed unresolved."""

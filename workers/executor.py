@@ -238,10 +238,8 @@ class Executor:
         return sandbox
 
     def _note_size(self, owned: Owned) -> None:
-        row = self._parts.provider.describe(owned.sandbox_id)
-        if row is None:
+        if not self._parts.allocator.note_size(owned):
             raise SandboxGone(f"{owned.sandbox_id} does not exist right after its creation")
-        owned.row = self._parts.ledger.allocations.sized(owned.row, vcpus=row.vcpus, memory_mb=row.memory_mb)
 
     def _upload(self, sandbox: Sandbox, files: Mapping[str, str], size_name: str) -> None:
         total = 0

@@ -15,7 +15,6 @@ from orchestrator.vocabulary import Outcome
 from tests.support.farm import (
     Field,
     Ground,
-    WorkerProcess,
     candidate,
     exists,
     open_field,
@@ -37,11 +36,6 @@ def horse_of(field: Field, episode_id: str) -> int:
     return int(str(field.farm.redis.hget(Keys.episode(episode_id), "owner")).split("-")[-2])
 
 
-def slot_of(worker: WorkerProcess, horse: int) -> tuple[str, int]:
-    """Name and pid of the slot that forked it."""
-    return next((name, pid) for name, pid in worker.slots().items() if horse in worker.horses_of(pid))
-
-
 def solve_one(field: Field, pool: Pool) -> None:
     """The farm still works."""
     episode = pool.submit(weekly_sales(), policy=script(candidate(repaired())))
@@ -53,26 +47,25 @@ def test_whatever_is_killed_is_finished_by_the_reconciler_within_seconds(field: 
     field.reconcile()
     first, second = field.start_worker("w1"), field.start_worker("w2")
     first.wait_ready()
+    second.wait_ready()
     with Pool(field.settings) as pool:
-        mine = [pool.submit(weekly_sales()) for _ in range(2)]
-        for episode in mine:
+        episodes = [pool.submit(weekly_sales()) for _ in range(4)]
+        for episode in episodes:
             episode.reset()
-        second.wait_ready()
-        others = [pool.submit(weekly_sales()) for _ in range(2)]
-        for episode in others:
-            episode.reset()
-        horses = [horse_of(field, episode.episode_id) for episode in (*mine, *others)]
-        _, slot = slot_of(first, horses[1])
+        horses = {horse_of(field, episode.episode_id) for episode in episodes}
+        slots = {horse: slot for slot in first.slots().values() for horse in first.horses_of(slot)}
+        killed, orphaned = sorted(slots)
+        assert {killed, orphaned} < horses
 
-        os.kill(horses[0], signal.SIGKILL)
-        os.kill(slot, signal.SIGKILL)
+        os.kill(killed, signal.SIGKILL)
+        os.kill(slots[orphaned], signal.SIGKILL)
         second.process.kill()
 
         wait_until(lambda: not second.alive(), seconds=2, description="the supervisor's children are gone with it")
-        wait_until(lambda: not exists(horses[1]), seconds=2, description="the horse is gone with its slot")
-        for episode in (*mine, *others):
+        wait_until(lambda: not exists(orphaned), seconds=2, description="the horse is gone with its slot")
+        for episode in episodes:
             field.wait_receipt(episode.episode_id, RECOVERY_SECONDS)
-        for episode in (*mine, *others):
+        for episode in episodes:
             field.check_ended(episode.episode_id, Outcome.WORKER_LOST)
             with pytest.raises(InfrastructureLost):
                 episode.terminal("true")
@@ -81,16 +74,16 @@ def test_whatever_is_killed_is_finished_by_the_reconciler_within_seconds(field: 
     assert field.farm.redis.zcard(Keys.PERMITS) == 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def quick(ground: Ground) -> Iterator[Field]:
     """A farm with short leases and one worker."""
-    with open_field(ground, lease_lost_seconds=3, lease_renew_seconds=1, drain_seconds=1) as field:
+    with open_field(ground, own_database=True, lease_lost_seconds=3, lease_renew_seconds=1, drain_seconds=1) as field:
+        field.reconcile(0.5)
         field.worker()
         yield field
 
 
 def test_a_horse_that_slept_through_its_lease_writes_nothing(quick: Field) -> None:
-    quick.reconcile(0.5)
     with Pool(quick.settings) as pool:
         episode = pool.submit(weekly_sales())
         episode.reset()
@@ -119,6 +112,27 @@ def test_a_killed_terminus_server_is_replaced_and_only_what_it_ran_is_lost(quick
         wait_until(lambda: worker.terminus() not in (None, server), description="a new server")
         solve_one(quick, pool)
         assert worker.process.poll() is None
+
+
+def test_a_terminus_server_replaced_while_an_episode_waits_for_its_permit_costs_nothing(quick: Field) -> None:
+    (worker,) = quick.workers
+    redis = quick.farm.redis
+    redis.hset(Keys.LIMITS, "concurrency", 1)
+    redis.zadd(Keys.PERMITS, {"e-other": 1})
+    try:
+        with Pool(quick.settings) as pool:
+            episode = pool.submit(weekly_sales(), policy=script(candidate(repaired())))
+            wait_until(lambda: redis.zscore(Keys.WAITERS, episode.episode_id), description="it waits")
+            server = worker.terminus()
+            assert server is not None
+            os.kill(server, signal.SIGKILL)
+            wait_until(lambda: worker.terminus() not in (None, server), description="a new server")
+            redis.hdel(Keys.LIMITS, "concurrency")
+            assert episode.wait(30).outcome is Outcome.SOLVED
+            quick.check_ended(episode.episode_id, Outcome.SOLVED, roles=("policy", "verifier"))
+    finally:
+        redis.hdel(Keys.LIMITS, "concurrency")
+        redis.zrem(Keys.PERMITS, "e-other")
 
 
 def test_a_stopped_trainer_process_loses_its_episodes(quick: Field) -> None:

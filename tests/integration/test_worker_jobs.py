@@ -132,7 +132,8 @@ def test_a_reserved_batch_is_live_at_once_although_others_were_queued_before(far
         assert receipt.attempt < 20, "it went round and round"
 
 
-def test_rq_tools_see_the_slots_as_ordinary_workers(farm: Field) -> None:
+def test_rq_tools_see_the_slots_as_ordinary_workers(farm: Field, pool: Pool) -> None:
+    pool.submit(weekly_sales(), policy=script()).wait(20)
     assert farm.settings.redis_url is not None
     with Redis.from_url(farm.settings.redis_url) as connection:
         workers = Worker.all(connection=connection)

@@ -60,18 +60,15 @@ def test_a_second_sigterm_closes_what_runs(field: Field, pool: Pool) -> None:
 
 def test_a_drain_that_takes_too_long_closes_by_itself_and_ctrl_c_leaves_nothing(ground: Ground) -> None:
     with open_field(ground, drain_seconds=0.5) as field, Pool(field.settings) as pool:
-        worker = field.worker()
+        worker, idle = field.start_worker("w1"), field.start_worker("w2")
+        worker.wait_ready()
+        idle.wait_ready()
         episode = pool.submit(weekly_sales())
         episode.reset()
-        worker.interrupt_group()
-        assert worker.wait(15) == 0, worker.stderr
-        assert worker.alive() == []
+        for each in (worker, idle):
+            each.interrupt_group()
+        for each in (worker, idle):
+            assert each.wait(15) == 0, each.stderr
+            assert each.alive() == []
+            assert "Traceback" not in each.stderr
         field.check_ended(episode.episode_id, Outcome.CANCELLED)
-
-
-def test_an_idle_worker_leaves_at_once(field: Field) -> None:
-    worker = field.worker()
-    worker.interrupt_group()
-    assert worker.wait(10) == 0, worker.stderr
-    assert worker.alive() == []
-    assert "Traceback" not in worker.stderr
