@@ -74,8 +74,11 @@ def json_line(settled: SettledReceipt) -> str:
 def summary(receipts: Sequence[SettledReceipt]) -> Table:
     """One row a receipt."""
     table = Table(title="receipts")
-    for heading in ("episode", "task", "outcome", "reward", "seconds", "sandboxes gone", "USD"):
-        table.add_column(heading, justify="right" if heading in ("reward", "seconds", "USD") else "left")
+    table.add_column("episode", no_wrap=True)
+    table.add_column("task", max_width=12)
+    table.add_column("outcome", min_width=12)
+    for heading in ("reward", "s", "absent", "USD"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for settled in receipts:
         receipt = settled.receipt
         absent = sum(1 for row in settled.allocations if row.absent_at is not None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Any, cast
+from typing import cast
 
 from pydantic import BaseModel, ConfigDict
 from redis import Redis
@@ -95,24 +95,22 @@ class Mailbox:
 
     def take(self, number: int, token: str, seconds: float) -> Action | None:
         """Wait at most `seconds` for action `number` and take it, once; None when it has not come."""
-        nonce = secrets.token_hex(8)
+        keys = [self._row, self._actions, self._taken]
+        args: list[str | int | float] = [number, token, _LIFE_SECONDS, secrets.token_hex(8)]
         ends = time.monotonic() + min(seconds, BLOCK_SECONDS)
         while (left := ends - time.monotonic()) > 0:
-            if number not in self._woken:  # a wake that came early is not waited for again
-                woken = cast("list[str] | None", self._redis.blpop([self._inbox], timeout=max(left, 0.01)))
-                if woken:
-                    self._woken.add(int(woken[1]))
-            if (action := self._take(number, token, nonce)) is not None:
-                return action
-            self._woken.discard(number)
+            if number in self._woken:  # its wake came early and is not waited for again
+                self._woken.discard(number)
+                text = self._scripts.run("take_action", keys, args)
+            else:
+                woken, text = self._scripts.run_after_pop(self._inbox, max(left, 0.01), "take_action", keys, args)
+                if woken is not None and int(woken) > number:
+                    self._woken.add(int(woken))
+            if text:
+                return Action.model_validate_json(text)
         return None
 
     def finish(self, number: int, token: str, result: Result) -> None:
         """Store the result of an action and wake whoever waits for it."""
         keys = [self._row, self._results, self._outbox]
         self._scripts.run("finish_action", keys, [number, token, result.model_dump_json(), _LIFE_SECONDS])
-
-    def _take(self, number: int, token: str, nonce: str) -> Action | None:
-        keys = [self._row, self._actions, self._taken]
-        text: Any = self._scripts.run("take_action", keys, [number, token, _LIFE_SECONDS, nonce])
-        return Action.model_validate_json(text) if text else None

@@ -25,6 +25,26 @@ class Scripts:
         except NoScriptError:
             return self._redis.eval(text, len(keys), *keys, *args)  # EVAL also leaves it known to the server
 
+    def run_after_pop(
+        self, inbox: str, timeout_seconds: float, name: str, keys: list[str], args: list[str | int | float]
+    ) -> tuple[str | None, Any]:
+        """Block on a list, then run a script, in one round trip: (what was popped or None, the script's answer).
+
+        The server runs the script as soon as the list gives something or the time is over, without asking us again.
+        """
+        text, sha = _source(name)
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.blpop([inbox], timeout=timeout_seconds)
+        pipeline.evalsha(sha, len(keys), *keys, *args)
+        popped, answer = pipeline.execute(raise_on_error=False)
+        if isinstance(popped, Exception):
+            raise popped
+        if isinstance(answer, NoScriptError):
+            answer = self._redis.eval(text, len(keys), *keys, *args)
+        if isinstance(answer, Exception):
+            raise answer
+        return (popped[1] if popped else None), answer
+
 
 def preload() -> None:
     """Read every script into this process: worth it before a fork, each child would read them anew."""
