@@ -16,7 +16,8 @@ from typing import Self
 
 from deploy.embedded import Stack
 from deploy.embedded.children import end, last_lines, leashed, spawn
-from orchestrator.errors import FarmError
+from deploy.exit_codes import ExitCode
+from orchestrator.errors import FarmError, ProviderError
 from orchestrator.farm import Farm, open_farm
 from orchestrator.settings import Settings
 
@@ -40,8 +41,6 @@ class LocalFarm:
         return self.settings.state_dir / "logs"
 
     def __enter__(self) -> Self:
-        # Children are started by module name: a directory of the user's called deploy or workers must not be found.
-        os.environ["PYTHONSAFEPATH"] = "1"
         self.settings = self._stack.start()
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
@@ -63,7 +62,8 @@ class LocalFarm:
         self._stack.check()
         for child in self._workers:
             if child.poll() is not None:
-                raise FarmError(f"workers ended with {child.returncode}:\n{last_lines(self.logs / 'workers.log')}")
+                reason = f"workers ended with {child.returncode}:\n{last_lines(self.logs / 'workers.log')}"
+                raise ProviderError(reason) if child.returncode == ExitCode.PROVIDER else FarmError(reason)
 
     def _child(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         settings = self.settings
@@ -72,7 +72,8 @@ class LocalFarm:
             os.environ["E2B_API_KEY"] = settings.e2b_api_key.get_secret_value()
         if settings.e2b_api_url is not None:
             os.environ["FARM_E2B_API_URL"] = settings.e2b_api_url
-        command = leashed(sys.executable, "-m", "deploy.cli", *arguments)
+        # -P: a directory of the user's called deploy or workers must not be found in place of ours.
+        command = leashed(sys.executable, "-P", "-m", "deploy.cli", *arguments)
         return spawn(command, log=self.logs / f"{name}.log")
 
     def _wait_ready(self, farm: Farm) -> None:

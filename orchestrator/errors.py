@@ -22,6 +22,7 @@ the caller must change something; its text says what to do next. Nobody matches 
         ├── RateLimited            429, rate kind; `.retry_after_seconds` when the provider said so
         ├── ConcurrencyLimited     429, concurrency kind: heals with a deletion, not with time
         ├── OutcomeUnknown         the answer was lost: something may have been allocated or done
+        │   └── AnswerLate           it did not come in time
         ├── SandboxGone            the sandbox does not exist (any more)
         ├── ArtifactMissing        no regular file at that path
         └── ArtifactTooLarge       the file is larger than the transfer limit
@@ -111,6 +112,10 @@ class ConcurrencyLimited(ProviderError):
 
 class OutcomeUnknown(ProviderError):
     """The request left and its answer was lost."""
+
+
+class AnswerLate(OutcomeUnknown):
+    """The request left and its answer did not come in time."""
 
 
 class SandboxGone(ProviderError):

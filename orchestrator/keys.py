@@ -21,6 +21,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:waiters:seen         | zset   | the same -> last asked at                        | limiter           | with farm:waiters |
 | farm:wake:<e>             | list   | wakes one waiter                                 | release of permit | 60 s |
 | farm:reservations         | hash   | reservation -> "remaining:expires at:total"            | limiter           | fields pruned when expired |
+| farm:reserving            | string | the reservation whose turn it is to get places   | limiter           | 2 s, renewed by asking |
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
 | farm:worker:<w>           | hash   | a worker's host, pid, slots, state               | supervisor        | 3 lease times |
 | farm:trainer:<t>          | string | a trainer's heartbeat                            | pool              | trainer_lost_seconds |
@@ -77,6 +78,7 @@ class Keys:
     WAITERS_SEEN = FARM + "waiters:seen"
     WAKE_PREFIX = FARM + "wake:"
     RESERVATIONS = FARM + "reservations"
+    RESERVING = FARM + "reserving"
     SLOTS = FARM + "slots"
     WORKER_PREFIX = FARM + "worker:"
     RECONCILER = FARM + "reconciler"

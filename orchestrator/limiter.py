@@ -91,6 +91,7 @@ class Limiter:
             Keys.SLOTS,
             Keys.wake(episode_id),
             Keys.episode(episode_id),
+            Keys.RESERVING,
         ]
         try:
             while True:
@@ -159,13 +160,15 @@ class Limiter:
         keys = [Keys.PERMITS, Keys.LIMITS, Keys.RESERVATIONS, Keys.SLOTS]
         return Capacity(*self._scripts.run("read_capacity", keys, [self._concurrency]))
 
-    def reserve(self, reservation_id: str, count: int, *, life_seconds: float) -> bool:
+    def reserve(self, reservation_id: str, count: int, *, life_seconds: float, asks_again: bool = False) -> bool:
         """Reserve `count` places at once or none; False when they are not free now.
 
+        A caller that `asks_again` within two seconds keeps its turn: places that become free are kept for it.
         Raises CapacityError when they never could be.
         """
-        keys = [Keys.PERMITS, Keys.LIMITS, Keys.RESERVATIONS, Keys.SLOTS]
+        keys = [Keys.PERMITS, Keys.LIMITS, Keys.RESERVATIONS, Keys.SLOTS, Keys.RESERVING]
         args: list[str | int | float] = [self._concurrency, reservation_id, count, int(life_seconds * 1000)]
+        args.append(int(asks_again))
         fits, slots, limit, _, _ = self._scripts.run("reserve_batch", keys, args)
         if not fits and (slots < count or limit < count):
             raise CapacityError(_never_fits(count, slots, limit))

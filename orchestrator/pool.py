@@ -103,7 +103,7 @@ class Pool:
         reservation_id = f"reservation-{secrets.token_hex(6)}"
         ends = time.monotonic() + wait_seconds
         life = self.settings.budgets.reserved_admission_seconds
-        while not self._limiter.reserve(reservation_id, count, life_seconds=life):
+        while not self._limiter.reserve(reservation_id, count, life_seconds=life, asks_again=wait_seconds > 0):
             if time.monotonic() >= ends:
                 free = self.capacity()
                 raise CapacityError(

@@ -71,7 +71,7 @@ class LocalSandboxes:
             "port": self._port,
         }
         try:
-            self._child = spawn([sys.executable, "-m", "deploy.embedded.sandbox_child"], log=self.log, pipes=True)
+            self._child = spawn([sys.executable, "-P", "-m", "deploy.embedded.sandbox_child"], log=self.log, pipes=True)
             self.url = self._hand_over(self._child, json.dumps(order))
         except BaseException:
             self.stop()

@@ -1,6 +1,6 @@
 -- Grants an episode the leave to hold one running sandbox: first come, first served; reservations before others.
 -- KEYS: 1 permits, 2 waiters, 3 waiters seen, 4 limits, 5 reservations, 6 slots, 7 wake list of this episode,
---       8 episode row
+--       8 episode row, 9 whose turn it is to reserve
 -- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 waiter patience ms, 5 wake key prefix
 -- Returns: 1 granted, 0 wait (in line), 2 step back: all that is free is reserved for others,
 --          3 the reservation can no longer be met (the limit fell below it), 4 the episode has its receipt already
@@ -44,6 +44,8 @@ if mine then
     redis.call('HSET', KEYS[5], ARGV[2], (mine[1] - 1) .. ':' .. mine[2] .. ':' .. mine[3])
     return grant()
   end
+elseif redis.call('EXISTS', KEYS[9]) == 1 then
+  return 2  -- a batch waits for places of its own: whoever takes them one by one would keep it waiting for ever
 elseif reserved > 0 then
   -- an episode without reservation must not sit in a slot that a reserved batch needs
   local slots = redis.call('ZCOUNT', KEYS[6], now, '+inf')

@@ -391,6 +391,29 @@ def test_an_unreserved_episode_that_waits_leaves_its_slot_to_a_batch(farm: Farm,
         waiter.end()
 
 
+def test_a_waiting_batch_gets_its_places_before_a_steady_backlog(farm: Farm, redis: Redis) -> None:
+    beat_slots(farm, 2)
+    held = running(farm)
+    other = leased(farm)
+    assert not farm.limiter.reserve("r1", 2, life_seconds=30, asks_again=True)
+    assert not farm.limiter.reserve("r2", 1, life_seconds=30), "one place is free, and kept for the batch that waits"
+    redis.persist(Keys.RESERVING)
+    assert admit(farm, other[0].episode_id) is Admission.STEP_BACK
+    end(farm, held, other)
+    assert farm.limiter.reserve("r1", 2, life_seconds=30, asks_again=True)
+    assert not redis.exists(Keys.RESERVING)
+
+
+def test_a_batch_that_stops_asking_loses_its_turn(farm: Farm, redis: Redis) -> None:
+    beat_slots(farm, 2)
+    held = running(farm)
+    assert not farm.limiter.reserve("r1", 2, life_seconds=30, asks_again=True)
+    assert 0 < redis.pttl(Keys.RESERVING) <= 2000
+    redis.delete(Keys.RESERVING)  # as its time does
+    assert farm.limiter.reserve("r2", 1, life_seconds=30)
+    end(farm, held)
+
+
 def test_what_is_left_of_a_reservation_can_be_given_back(farm: Farm) -> None:
     beat_slots(farm, 2)
     assert farm.limiter.reserve("r1", 2, life_seconds=30)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from orchestrator.errors import OutcomeUnknown
 from orchestrator.provider import CommandResult, Provider
 from tests.integration.test_sandboxes_provider import KEY, local_service, request
 from workers.sandboxes.provider import E2BProvider
@@ -175,8 +174,12 @@ def test_killing_the_reporter_is_the_commands_own_end(run_alone: Run) -> None:
     assert (result.exit_code, result.timed_out) == (137, False)
 
 
-def test_an_answer_that_comes_too_late_is_an_unknown_outcome(run: Run) -> None:
+def test_a_late_answer_of_a_healthy_sandbox_is_the_commands_own_timeout(run: Run) -> None:
     began = time.monotonic()
-    with pytest.raises(OutcomeUnknown):
-        run("sleep 20", timeout_seconds=30, response_seconds=0.5)
+    assert run("sleep 20", timeout_seconds=30, response_seconds=0.5).timed_out
     assert time.monotonic() - began < 5
+
+
+def test_a_command_that_stops_whoever_would_answer_times_out(run_alone: Run) -> None:
+    result = run_alone("kill -STOP -1", timeout_seconds=0.5, response_seconds=1.5)
+    assert (result.exit_code, result.timed_out) == (None, True)

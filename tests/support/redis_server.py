@@ -31,7 +31,8 @@ def _leak(client: Redis, name: str) -> str | None:
     if not any(fnmatchcase(name, pattern) for pattern in PERSISTENT):
         return f"{name} has no TTL and is not in keys.PERSISTENT"
     if fnmatchcase(name, Keys.episode("*")) and client.hget(name, "state") == EpisodeState.FINAL:
-        return f"{name} is final and has no TTL"
+        settled = client.hget(name, "unsettled") == "0"
+        return f"{name} is final and has no TTL" if settled else None
     if fnmatchcase(name, Keys.allocation("*")):
         state = client.hget(name, "state")
         if state is not None and AllocationState(str(state)).settled:

@@ -14,6 +14,7 @@ import e2b
 import httpx
 
 from orchestrator.errors import (
+    AnswerLate,
     AuthenticationFailed,
     ConcurrencyLimited,
     CreateRejected,
@@ -103,6 +104,10 @@ def _from_agent(call: str, error: Exception) -> ProviderError:
             return RateLimited(detail, answer.retry_after_seconds if answer else None)
         case e2b.NotEnoughSpaceException() | e2b.InvalidArgumentException():
             return ProviderError(detail)  # refused: the disk is full, or the path names a directory
+        case e2b.SandboxUnreachableException():
+            return OutcomeUnknown(detail)
+        case e2b.TimeoutException():
+            return AnswerLate(detail)
         case _:
             return OutcomeUnknown(detail)
 

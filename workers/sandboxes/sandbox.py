@@ -9,7 +9,7 @@ import time
 
 import e2b
 
-from orchestrator.errors import ArtifactMissing, ArtifactTooLarge, OutcomeUnknown, SandboxGone
+from orchestrator.errors import AnswerLate, ArtifactMissing, ArtifactTooLarge, OutcomeUnknown, SandboxGone
 from orchestrator.provider import CommandResult
 from workers.sandboxes import shell
 from workers.sandboxes.failures import in_sandbox
@@ -35,13 +35,21 @@ class E2BSandbox:
     def run(
         self, command: str, *, timeout_seconds: float, output_limit_bytes: int, response_seconds: float
     ) -> CommandResult:
-        """Run one shell command in the sandbox: a login bash in the user's home, stdin empty."""
-        stdout, stderr = self._reply(
-            shell.program(timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes),
-            command,
-            limit_chars=shell.reply_bytes(output_limit_bytes),
-            response_seconds=response_seconds,
-        )
+        """Run one shell command in the sandbox: a login bash in the user's home, stdin empty.
+
+        The command's limit holds inside the sandbox. When the answer is late all the same and the sandbox is healthy,
+        the command has stopped what was to answer: that is its own doing, and a timeout.
+        """
+        try:
+            stdout, stderr = self._reply(
+                shell.program(timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes),
+                command,
+                limit_chars=shell.reply_bytes(output_limit_bytes),
+                response_seconds=response_seconds,
+            )
+        except AnswerLate:
+            self.probe()
+            return CommandResult(exit_code=None, stdout=b"", stderr=b"", timed_out=True, truncated=True)
         return shell.parse(stdout, stderr, timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes)
 
     def _reply(self, program: str, command: str, *, limit_chars: int, response_seconds: float) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.errors import (
+    AnswerLate,
     ArtifactMissing,
     ArtifactTooLarge,
     AuthenticationFailed,
@@ -29,6 +30,7 @@ _CLASSES: tuple[type[ProviderError], ...] = (
     RateLimited,
     ConcurrencyLimited,
     OutcomeUnknown,
+    AnswerLate,
     SandboxGone,
     ArtifactMissing,
     ArtifactTooLarge,
