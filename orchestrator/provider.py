@@ -74,6 +74,9 @@ class Sandbox(Protocol):
 class Provider(Protocol):
     """Creating, finding and deleting sandboxes."""
 
+    def prepare(self) -> None:
+        """Start what a first request would have to start, and send nothing."""
+
     def create(self, request: CreateRequest) -> Sandbox:
         """Create once under the request's key; the same key names the same sandbox."""
 

@@ -65,6 +65,10 @@ class TimedProvider:
             made = self._inner.create(request)
         return _TimedSandbox(made, self._log)
 
+    def prepare(self) -> None:
+        """Not a call: it sends nothing."""
+        self._inner.prepare()
+
     def attach(self, sandbox_id: str, *, lifetime_seconds: int) -> Sandbox:
         """Timed; the sandbox it returns is too."""
         with self._log.noted("attach"):

@@ -83,6 +83,8 @@ class FakeProvider:
         self.sandboxes[made.sandbox_id] = made
         return made
 
+    def prepare(self) -> None: ...
+
     def attach(self, sandbox_id: str, *, lifetime_seconds: int) -> Sandbox:
         return self.sandboxes[sandbox_id]
 

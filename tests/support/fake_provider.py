@@ -78,6 +78,9 @@ class FakeProvider:
         self.running[sandbox_id] = SandboxRow(sandbox_id, dict(metadata), self.started_at, vcpus=2, memory_mb=512)
         return sandbox_id
 
+    def prepare(self) -> None:
+        """Nothing to start."""
+
     def attach(self, sandbox_id: str, *, lifetime_seconds: int) -> FakeSandbox:
         """A connection to a running sandbox."""
         if sandbox_id not in self.running:

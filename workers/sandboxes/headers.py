@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import e2b
 import e2b.api.client_sync as seam
 import httpx
 
@@ -58,6 +59,12 @@ class _Noting(httpx.BaseTransport):
         return response
 
     # The SDK shares one pool behind all its clients: closing a client must not close it, so `close` stays a no-op.
+
+
+def open_pools(config: e2b.ConnectionConfig) -> None:
+    """Make the SDK's connection pools, which starts its runtime and reads the system's certificates (about 30 ms)."""
+    for streaming in (False, True):
+        seam.get_transport(config, for_streaming=streaming)
 
 
 def _seconds(header: str | None) -> float | None:

@@ -15,6 +15,7 @@ import e2b
 from orchestrator.errors import SandboxGone
 from orchestrator.provider import CreateRequest, Sandbox, SandboxRow
 from workers.sandboxes.failures import control_plane
+from workers.sandboxes.headers import open_pools
 from workers.sandboxes.sandbox import E2BSandbox
 
 _DEBUG_IS_OFF = False
@@ -31,6 +32,11 @@ class E2BProvider:
         # The SDK waits twice its request_timeout on REST and file calls (measured), but exactly once on commands.
         self._seconds = request_seconds / 2
         self._sandboxes = e2b.E2B(**bound, request_timeout=self._seconds).Sandbox
+        self._bound = bound
+
+    def prepare(self) -> None:
+        """Start the SDK's runtime and pools; sends nothing, but from here on this process must not be forked."""
+        open_pools(e2b.ConnectionConfig(**self._bound))
 
     def create(self, request: CreateRequest) -> Sandbox:
         """Create once under the allocation's id; the same id names the same sandbox."""
