@@ -75,7 +75,7 @@ class Provider(Protocol):
     """Creating, finding and deleting sandboxes."""
 
     def prepare(self) -> None:
-        """Start what a first request would have to start, and send nothing."""
+        """Do ahead what a first call would have to wait for, with one question that changes nothing."""
 
     def create(self, request: CreateRequest) -> Sandbox:
         """Create once under the request's key; the same key names the same sandbox."""

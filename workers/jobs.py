@@ -15,7 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.errors import EpisodeAborted, LeaseLost
+from redis.exceptions import RedisError
+
+from orchestrator.errors import EpisodeAborted, FarmError, LeaseLost
 from orchestrator.farm import Farm
 from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission
@@ -54,6 +56,23 @@ def bind(context: SlotContext) -> None:
     """Set this process's context; called once by the slot."""
     global _context
     _context = context
+
+
+def warm_up() -> None:
+    """Do once in an idle horse what a first episode would wait for: connections, the SDK's runtime, touched memory.
+
+    The Terminus session is closed again: an idle slot holds no place of the server.
+    """
+    if _context is None:
+        return
+    try:
+        _context.farm.redis.ping()
+        _context.provider.prepare()
+        session = _context.make_session(_context.settings.budgets)
+        session.prepare()
+        session.close()
+    except (FarmError, RedisError, OSError) as error:
+        logger.warning("not warmed up: %s", error)
 
 
 def run_episode(spec: dict[str, Any], attempt: int) -> dict[str, Any]:

@@ -13,7 +13,9 @@ import signal
 from types import FrameType
 
 from redis import Redis
+from redis.exceptions import RedisError
 from rq import Queue, Worker
+from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
@@ -21,6 +23,7 @@ from orchestrator.connection import client
 from orchestrator.queue import EXECUTABLE_EXTRAS, refusal
 from workers import jobs
 from workers.parentage import die_with_parent, leave_terminal_signals_to_parent
+from workers.spare import Order, SpareHorse
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,7 @@ class SlotWorker(Worker):
     """RQ's worker, narrowed to one function."""
 
     _slot_pid = 0
+    _spare: SpareHorse | None = None
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Refuse what is not an episode, before anything of it is resolved; run the rest in a fork."""
@@ -43,10 +47,45 @@ class SlotWorker(Worker):
         execution = self.prepare_execution(harmless)
         self.handle_job_failure(harmless, queue, exc_string=f"refused: {reason}", execution=execution)
 
+    def dequeue_job_and_maintain_ttl(
+        self, timeout: int | None, max_idle_time: int | None = None
+    ) -> tuple[Job, Queue] | None:
+        """Have a spare horse ready while waiting for a job."""
+        if self._spare is None:
+            self._slot_pid = os.getpid()
+            self._spare = SpareHorse(self._warm, self._run_order)
+        return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
+
+    def fork_work_horse(self, job: Job, queue: Queue) -> None:
+        """Give the job to the spare horse; fork one as RQ does when there is none."""
+        spare, self._spare = self._spare, None
+        execution = self.execution
+        if spare is not None and execution is not None and spare.start(Order(job.id, execution.id)):
+            self._horse_pid = spare.pid
+            return
+        super().fork_work_horse(job, queue)
+
     def main_work_horse(self, job: Job, queue: Queue) -> None:
         """Tie the fresh horse to this slot before it does anything."""
         die_with_parent(self._slot_pid)
         super().main_work_horse(job, queue)
+
+    def _warm(self) -> None:
+        self.setup_work_horse_signals()  # type: ignore[no-untyped-call]
+        try:
+            self.get_redis_server_version()  # type: ignore[no-untyped-call] # remembered; it also connects
+        except RedisError as error:
+            self.log.warning("spare horse not warmed up: %s", error)
+            return
+        jobs.warm_up()
+
+    def _run_order(self, order: Order) -> None:
+        """In the spare: fetch what the slot has in memory, as RQ's own spawned horses do, and run it."""
+        job = Job.fetch(order.job_id, connection=self.connection, serializer=JSONSerializer)
+        execution = Execution.fetch(order.execution_id, job.id, connection=self.connection)
+        self.executions[execution.id] = execution
+        job.redis_server_version = self.get_redis_server_version()  # type: ignore[no-untyped-call]
+        self.main_work_horse(job, self.queues[0])
 
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
         """A second stop signal: the horse ends its episode at the next boundary, cleaned up and with a receipt."""

@@ -66,7 +66,7 @@ class TimedProvider:
         return _TimedSandbox(made, self._log)
 
     def prepare(self) -> None:
-        """Not a call: it sends nothing."""
+        """Not timed: it belongs to no episode."""
         self._inner.prepare()
 
     def attach(self, sandbox_id: str, *, lifetime_seconds: int) -> Sandbox:

@@ -35,8 +35,9 @@ class E2BProvider:
         self._bound = bound
 
     def prepare(self) -> None:
-        """Start the SDK's runtime and pools; sends nothing, but from here on this process must not be forked."""
+        """Start the SDK's runtime and pools and connect; from here on this process must not be forked."""
         open_pools(e2b.ConnectionConfig(**self._bound))
+        self.describe("nobody")
 
     def create(self, request: CreateRequest) -> Sandbox:
         """Create once under the allocation's id; the same id names the same sandbox."""
