@@ -7,12 +7,10 @@ and raised again by every later call; exactly one receipt is written, by `_end`.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from orchestrator.errors import (
     ArtifactMissing,
@@ -34,62 +32,13 @@ from orchestrator.transcripts import Transcript
 from orchestrator.vocabulary import Outcome, Phase, Role, allocation_id
 from workers.allocator import Allocator, Owned
 from workers.grading import Grade, grade
+from workers.session import NotRun, PolicySession, StepResult
 from workers.timeline import Timeline
-
-logger = logging.getLogger(__name__)
-
 
 _ANSWER_SECONDS = 5.0
 """What a command's answer may take beyond the command's own limit, where a task has raised that."""
 
-
 _NUL = "error: a command cannot contain a NUL character; nothing was run"
-
-
-class StepResult(Protocol):
-    """What a terminal call returned."""
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def exit_code(self) -> int | None: ...
-
-    @property
-    def timed_out(self) -> bool: ...
-
-    @property
-    def truncated(self) -> bool: ...
-
-    @property
-    def binary(self) -> bool: ...
-
-
-class PolicySession(Protocol):
-    """The episode's session on the worker's Terminus server."""
-
-    def prepare(self) -> None:
-        """Begin to connect, without waiting."""
-
-    def reset(self, request: CreateRequest) -> str:
-        """Make one creation attempt; the sandbox id."""
-
-    def terminal(self, command: str) -> StepResult:
-        """Run one command."""
-
-    def close(self) -> None:
-        """Give the place back."""
-
-
-@dataclass(frozen=True)
-class NotRun:
-    """The answer to a command that no shell can be given; the policy reads it like any observation."""
-
-    text: str
-    exit_code: int | None = None
-    timed_out: bool = False
-    truncated: bool = False
-    binary: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ from orchestrator.transcripts import Transcript
 from orchestrator.vocabulary import Drive, Outcome, Phase
 from workers.allocator import Allocator
 from workers.drivers import drive_remote, drive_script
-from workers.executor import Executor, Parts, PolicySession
+from workers.executor import Executor, Parts
 from workers.lease_keeper import LeaseKeeper
+from workers.session import PolicySession
 from workers.timeline import Timeline
 
 logger = logging.getLogger(__name__)
