@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input -qq -
 INPUTS := pyproject.toml deploy/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test lint format format-check types pytest chaos learn bench clean
+.PHONY: help demo install test lint format format-check types pytest bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,12 +34,6 @@ types: .venv/.dev format-check  ## mypy, strict
 pytest: .venv/.dev types
 	$(BIN)/python -m pytest tests/unit tests/integration tests/e2e
 
-chaos: .venv/.dev  ## Kill workers, restart Redis, and check that nothing is lost or held
-	$(BIN)/python -m pytest tests/chaos
-
-learn: .venv/.train  ## Train a small policy against real sandboxes and see it learn
-	$(BIN)/python -m pytest tests/learn
-
 bench: .venv/.dev  ## Measure overheads; prints a table, writes bench.json
 	$(BIN)/python -m tests.bench
 
@@ -64,8 +58,3 @@ clean:  ## Remove .venv, caches and the embedded stack's data
 	@echo "installing rollout-farm and its development tools into .venv (a minute or two, once)"
 	@$(PIP) -e '.[local,dev]'
 	@touch .venv/.local $@
-
-.venv/.train: .venv/.made $(INPUTS)
-	@echo "installing rollout-farm, development tools and training packages into .venv (several minutes, once)"
-	@$(PIP) -e '.[local,dev,train]'
-	@touch .venv/.local .venv/.dev $@
