@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Annotated
 
 import typer
+from redis.exceptions import RedisError
 
 from deploy.commands import demo, doctor, orchestrator, run, sandboxes, status, tasks, terminus, up, worker
 from deploy.exit_codes import ExitCode, exit_code
@@ -41,6 +42,9 @@ def main() -> None:
     except FarmError as error:
         print_error(str(error))
         sys.exit(exit_code(error))
+    except RedisError as error:
+        print_error(f"Redis failed on the way: {error}; see that it runs, then look at: rollout-farm status")
+        sys.exit(ExitCode.REDIS)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
 
@@ -63,7 +67,7 @@ def _root(
 ) -> None:
     """Runs reinforcement-learning episodes in sandboxes, on any number of workers, one receipt each.
 
-    Settings come from the environment and .env; .env.example lists them.
+    Settings come from the environment and .env; .env.example lists the usual ones.
 
     Exit codes: 0 ok, 1 failed, 2 usage, 3 settings, 4 Redis, 5 sandbox provider, 6 capacity, 7 task, 8 episode
     aborted, 130 interrupted.

@@ -60,6 +60,10 @@ class LocalFarm:
     def check(self) -> None:
         """Raise when the stack or a child has ended by itself."""
         self._stack.check()
+        orchestrator = self._orchestrator
+        if orchestrator is not None and orchestrator.poll() is not None:
+            log = last_lines(self.logs / "orchestrator.log")
+            raise FarmError(f"orchestrator ended with {orchestrator.returncode}:\n{log}")
         for child in self._workers:
             if child.poll() is not None:
                 reason = f"workers ended with {child.returncode}:\n{last_lines(self.logs / 'workers.log')}"
@@ -67,14 +71,14 @@ class LocalFarm:
 
     def _child(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         settings = self.settings
-        os.environ["REDIS_URL"] = settings.redis_url or ""
+        environment = {**os.environ, "REDIS_URL": settings.redis_url or ""}
         if settings.e2b_api_key is not None:
-            os.environ["E2B_API_KEY"] = settings.e2b_api_key.get_secret_value()
+            environment["E2B_API_KEY"] = settings.e2b_api_key.get_secret_value()
         if settings.e2b_api_url is not None:
-            os.environ["FARM_E2B_API_URL"] = settings.e2b_api_url
+            environment["FARM_E2B_API_URL"] = settings.e2b_api_url
         # -P: a directory of the user's called deploy or workers must not be found in place of ours.
         command = leashed(sys.executable, "-P", "-m", "deploy.cli", *arguments)
-        return spawn(command, log=self.logs / f"{name}.log")
+        return spawn(command, log=self.logs / f"{name}.log", environment=environment)
 
     def _wait_ready(self, farm: Farm) -> None:
         ends = time.monotonic() + _READY_SECONDS

@@ -6,6 +6,8 @@ again, with backoff, for about ten seconds; after that the error reaches the cal
 
 from __future__ import annotations
 
+import re
+
 from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.exceptions import BusyLoadingError, RedisError
@@ -28,7 +30,7 @@ def require_answer(url: str) -> None:
             first.ping()
     except (RedisError, ValueError, OSError) as error:
         raise RedisUnavailable(
-            f"no Redis at {_without_password(url)} ({error}); start one, or correct REDIS_URL, "
+            f"no Redis at {without_password(url)} ({without_password(str(error))}); start one, or correct REDIS_URL, "
             "or unset it to use the embedded server"
         ) from error
 
@@ -56,6 +58,7 @@ def client(url: str, *, text: bool = True) -> Redis:
         ) from error
 
 
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"{head.split('://')[0]}://***@{tail}" if at else url
+def without_password(text: str) -> str:
+    """`text` with the password of every URL in it hidden."""
+    hidden = re.sub(r"(://[^:/@\s]*:)\S*@", r"\1***@", text)
+    return re.sub(r"([?&]password=)[^&\s]*", r"\1***", hidden)

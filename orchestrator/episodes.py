@@ -140,7 +140,7 @@ class Episode:
         if row.state is EpisodeState.QUEUED and self._end_queued(row):
             return
         if self._ready is not None:
-            with suppress(EpisodeClosed):
+            with suppress(FarmError):  # over already, or an action of doubtful fate has that number: the flag will do
                 self._mailbox.post(self._number + 1, Action(name="close"))
 
     def _end_queued(self, row: EpisodeRow) -> bool:

@@ -168,6 +168,10 @@ class Ledger:
         """Whether somebody asked for the episode's end."""
         return bool(self._redis.hexists(Keys.episode(episode_id), "cancel"))
 
+    def count_lost_job(self, episode_id: str) -> int:
+        """Count that the episode's job vanished before its lease was taken; how often by now."""
+        return int(self._redis.hincrby(Keys.episode(episode_id), "lost_jobs", 1))
+
     def row(self, episode_id: str) -> EpisodeRow | None:
         """The episode's row, or None when there is none (any more)."""
         raw = cast("dict[str, str]", self._redis.hgetall(Keys.episode(episode_id)))

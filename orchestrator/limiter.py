@@ -175,8 +175,11 @@ class Limiter:
         return bool(fits)
 
     def release_reservation(self, reservation_id: str) -> None:
-        """Give back what is left of a reservation."""
+        """Give back what is left of a reservation, and wake whoever is first in line."""
         self._redis.hdel(Keys.RESERVATIONS, reservation_id)
+        for first in cast("list[str]", self._redis.zrange(Keys.WAITERS, 0, 0)):
+            self._redis.lpush(Keys.wake(first), "1")
+            self._redis.expire(Keys.wake(first), 60)
 
     def _cooldown_ms(self) -> int:
         until = self._redis.hget(Keys.LIMITS, "cooldown_until")

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from redis import Redis
 
 from orchestrator.connection import BLOCK_SECONDS
-from orchestrator.errors import ActionPending, EpisodeClosed
+from orchestrator.errors import ActionPending, EpisodeClosed, FarmError
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
 from orchestrator.vocabulary import Outcome
@@ -57,7 +57,6 @@ class Mailbox:
         self._redis = redis
         self._scripts = Scripts(redis)
         self._row = Keys.episode(episode_id)
-        self._receipt = Keys.receipt(episode_id)
         self._actions, self._taken, self._results, self._inbox, self._outbox = (
             Keys.mailbox(episode_id, part) for part in ("actions", "taken", "results", "inbox", "outbox")
         )
@@ -66,10 +65,12 @@ class Mailbox:
 
     def post(self, number: int, action: Action) -> Result | None:
         """Post an action under its number; its result if that is there already. Raises EpisodeClosed."""
-        keys = [self._row, self._actions, self._results, self._inbox, self._receipt]
+        keys = [self._row, self._actions, self._results, self._inbox]
         answer = self._scripts.run("post_action", keys, [number, action.model_dump_json(), _LIFE_SECONDS])
         if answer[0] == "closed":
             raise EpisodeClosed("the episode has ended; read its receipt")
+        if answer[0] == "other":
+            raise FarmError(f"another action has number {number} already: one handle drives an episode, here are two")
         return Result.model_validate_json(answer[1]) if answer[0] == "done" else None
 
     def wait(self, number: int, seconds: float) -> Result:

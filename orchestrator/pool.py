@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from orchestrator.connection import BLOCK_SECONDS, require_answer
@@ -126,24 +127,31 @@ class Pool:
     ) -> Episode:
         """Enqueue one episode: with a policy it runs by itself, without one it is driven from here.
 
-        The same `episode_id` again is the same episode. Raises FarmError for what the schema refuses.
+        The same `episode_id` again is the same episode, as it was first submitted. Raises FarmError for what the schema
+        refuses.
         """
+        if episode_id is not None and episode_id in self._episodes:
+            return self._episodes[episode_id]
         drive = Drive.REMOTE if policy is None else Drive.AUTONOMOUS
-        spec = EpisodeSpec(
-            episode_id=episode_id or f"e-{secrets.token_hex(8)}",
-            run_id=self.run_id,
-            group_id=group_id,
-            task=task,
-            template=task.template or self.settings.template,
-            drive=drive,
-            policy=policy,
-            trainer_id=self.trainer_id if policy is None else None,
-            reservation_id=reservation.reservation_id if reservation else None,
-            budgets=_with_own(budgets or self.settings.budgets, task),
-        )
+        try:
+            spec = EpisodeSpec(
+                episode_id=episode_id or f"e-{secrets.token_hex(8)}",
+                run_id=self.run_id,
+                group_id=group_id,
+                task=task,
+                template=task.template or self.settings.template,
+                drive=drive,
+                policy=policy,
+                trainer_id=self.trainer_id if policy is None else None,
+                reservation_id=reservation.reservation_id if reservation else None,
+                budgets=_with_own(budgets or self.settings.budgets, task),
+            )
+        except ValidationError as error:
+            raise FarmError(f"this episode cannot be: {_problems(error)}") from None
         if drive is Drive.REMOTE:
             self._beat()
-        self.ledger.open(spec)
+        if not self.ledger.open(spec) and (row := self.ledger.row(spec.episode_id)) is not None:
+            spec = row.spec
         self._queue.enqueue(spec)
         episode = Episode(spec, Mailbox(self.redis, spec.episode_id), self.ledger, self._finished)
         self._episodes[spec.episode_id] = episode
@@ -197,6 +205,10 @@ class Pool:
                 self._presence.beat_trainer(self.trainer_id)
             except RedisError as error:
                 logger.warning("heartbeat not sent: %s", error)
+
+
+def _problems(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, problem['loc'])) or 'it'}: {problem['msg']}" for problem in error.errors())
 
 
 def _with_own(budgets: Budgets, task: Task) -> Budgets:

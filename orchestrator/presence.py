@@ -33,8 +33,8 @@ class Presence:
         self._trainer_ms = int(trainer_seconds * 1000)
 
     def beat_worker(self, row: WorkerRow, live_slots: list[str]) -> None:
-        """Say that this worker and these of its slots are alive."""
-        self._scripts.run("beat", [Keys.SLOTS], [self._slot_ms, *live_slots])
+        """Say that this worker and these of its slots are alive, and no other slot of it."""
+        self._scripts.run("beat", [Keys.SLOTS], [self._slot_ms, row.worker_id + "-", *live_slots])
         key = Keys.worker(row.worker_id)
         pipeline = self._redis.pipeline()
         pipeline.hset(key, mapping={name: str(value) for name, value in asdict(row).items()})
@@ -59,10 +59,6 @@ class Presence:
     def beat_trainer(self, trainer_id: str) -> None:
         """Say that this trainer process is alive."""
         self._redis.set(Keys.trainer(trainer_id), "alive", px=self._trainer_ms)
-
-    def remove_trainer(self, trainer_id: str) -> None:
-        """Say that this trainer has left; its remote episodes end themselves."""
-        self._redis.delete(Keys.trainer(trainer_id))
 
     def trainer_alive(self, trainer_id: str) -> bool:
         """Whether the trainer has said so within trainer_lost_seconds."""

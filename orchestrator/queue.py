@@ -20,7 +20,7 @@ from orchestrator.vocabulary import job_id
 JOB_FUNCTION = "workers.jobs.run_episode"
 """The one function that a worker runs; compared whole, since RQ resolves any dotted name it is given."""
 
-_KEEP_SECONDS = 3_600
+_KEEP_SECONDS = 600
 """How long RQ keeps a finished or failed envelope; the receipt is the record, this is for `rq info`."""
 
 _CLEANUP_MARGIN_SECONDS = 60

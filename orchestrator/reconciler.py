@@ -8,12 +8,15 @@ what may still run keeps its permit and stays listed until its absence is confir
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+
+from pydantic import ValidationError
 
 from orchestrator.allocations import RECONCILER_TOKEN, Allocations
 from orchestrator.errors import FarmError, LeaseLost, OutcomeUnknown, ProviderError
-from orchestrator.ledger import Ledger, OpenEpisode, unrun_receipt
+from orchestrator.ledger import EpisodeRow, Ledger, OpenEpisode, unrun_receipt
 from orchestrator.provider import CreateRequest, Provider
 from orchestrator.queue import JobQueue
 from orchestrator.records import Allocation
@@ -24,8 +27,8 @@ logger = logging.getLogger(__name__)
 _SUSPECT_SECONDS = 10.0
 """A queued row whose job is neither waiting nor leased for this long: the worker that popped it is gone."""
 
-_CREATE_ANSWER_SECONDS = 10.0
-"""The longest a creation can be in flight (the SDK waits twice the 5 s request timeout)."""
+_LOST_JOBS = 5
+"""How often a queued episode's job may be lost before the episode ends: its job kills whoever takes it."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,17 @@ class Report:
 class Reconciler:
     """Looks, plans and applies; `name` identifies this process as an owner of seized leases."""
 
-    def __init__(self, name: str, *, ledger: Ledger, queue: JobQueue, provider: Provider, lease_seconds: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        ledger: Ledger,
+        queue: JobQueue,
+        provider: Provider,
+        lease_seconds: float,
+        create_answer_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._name = name
         self._ledger = ledger
         self._queue = queue
@@ -104,6 +117,9 @@ class Reconciler:
         self._lease_seconds = lease_seconds
         self._settled_since = ledger.now()
         self._suspected: dict[str, float] = {}
+        self._create_answer_seconds = create_answer_seconds
+        self._clock = clock
+        self._looked = clock()
 
     def interrupted(self) -> None:
         """Redis was away: give every lease its full time again before anything is declared lost."""
@@ -112,6 +128,9 @@ class Reconciler:
     def look(self) -> Snapshot:
         """Read the rows that a plan is made of."""
         now = self._ledger.now()
+        if self._clock() - self._looked > self._lease_seconds / 2:
+            self._settled_since = now  # an outage, ridden out by the client, looks like a long pause from here
+        self._looked = self._clock()
         rows = self._ledger.open_rows()
         waiting = self._queue.waiting()
         queued = {row.job_id for row in rows if row.state is EpisodeState.QUEUED}
@@ -125,27 +144,49 @@ class Reconciler:
             unsettled=self._ledger.allocations.unsettled(),
         )
 
-    def run_once(self) -> Report:
-        """Look, plan, apply."""
+    def run_once(self, *, leading: Callable[[], bool] = lambda: True) -> Report:
+        """Look, plan, apply; stops early when `leading`, asked before each action, says that another leads."""
         report = Report()
         for action in plan(self.look(), lease_seconds=self._lease_seconds):
-            match action:
-                case Enqueue(episode_id):
-                    self._enqueue(episode_id, report)
-                case Finish(episode_id):
-                    self._finish(episode_id, report)
-                case Settle(allocation_id):
-                    self._settle_later(allocation_id, report)
+            if not leading():
+                break
+            try:
+                self._apply(action, report)
+            except (FarmError, ValidationError) as error:  # one unreadable row must not keep the others waiting
+                report.unresolved[str(action)] = str(error)
+                logger.error("not done: %s: %s", action, error)
+            self._looked = self._clock()
         return report
+
+    def _apply(self, action: Action, report: Report) -> None:
+        match action:
+            case Enqueue(episode_id):
+                self._enqueue(episode_id, report)
+            case Finish(episode_id):
+                self._finish(episode_id, report)
+            case Settle(allocation_id):
+                self._settle_later(allocation_id, report)
 
     def _enqueue(self, episode_id: str, report: Report) -> None:
         row = self._ledger.row(episode_id)
         if row is None or row.state is not EpisodeState.QUEUED:
             return
+        if self._ledger.count_lost_job(episode_id) > _LOST_JOBS:
+            self._give_up(row, report)
+            return
         self._queue.forget(row.job_id)
         self._queue.enqueue(row.spec, row.attempt)
         self._suspected.pop(row.job_id, None)
         report.enqueued.append(episode_id)
+
+    def _give_up(self, row: EpisodeRow, report: Report) -> None:
+        """Whoever takes this job dies of it: take it ourselves, as a slot would, and end it."""
+        lease = self._ledger.take(row.episode_id, row.attempt, self._name, lease_seconds=self._lease_seconds)
+        if lease is not None:
+            detail = f"its job was lost {_LOST_JOBS} times before anybody could begin it"
+            receipt = unrun_receipt(row, Outcome.WORKER_LOST, detail, self._ledger.now())
+            self._ledger.commit(receipt, lease.token)
+            report.finished.append(row.episode_id)
 
     def _finish(self, episode_id: str, report: Report) -> None:
         token = self._ledger.seize(episode_id, self._name, lease_seconds=self._lease_seconds)
@@ -218,8 +259,9 @@ class Reconciler:
             logger.info("creation not repeated: %s", error, extra={"allocation": row.allocation_id})
             found = self._find(request)
             if found is None:
-                life = _CREATE_ANSWER_SECONDS + request.lifetime_seconds
-                if row.unknown_at is None or token != RECONCILER_TOKEN:  # it may have been sent until just now
+                life = self._create_answer_seconds + request.lifetime_seconds
+                if row.unknown_at is None or token != RECONCILER_TOKEN or isinstance(error, OutcomeUnknown):
+                    # it may have been sent until just now, by its owner or by ourselves
                     ledger.unknown(row, token, str(error))
                 elif self._ledger.now() > row.unknown_at + life:
                     ledger.expired(row, token, f"never named; its longest life is over ({error})")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tenacity import (
-    RetryCallState,
     Retrying,
     retry_if_exception_type,
     stop_after_attempt,
@@ -19,20 +16,13 @@ def retrying(
     attempts: int,
     first_wait_seconds: float = 0.2,
     longest_wait_seconds: float = 5.0,
-    before_wait: Callable[[BaseException], None] | None = None,
 ) -> Retrying:
     """Repeat a call on these errors with jittered exponential waits; the last error is raised as it is."""
-
-    def note(state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if before_wait is not None and error is not None:
-            before_wait(error)
 
     return Retrying(
         retry=retry_if_exception_type(errors),
         stop=stop_after_attempt(attempts),
         wait=wait_exponential(multiplier=first_wait_seconds, max=longest_wait_seconds)
         + wait_random(0, first_wait_seconds),
-        before_sleep=note,
         reraise=True,
     )

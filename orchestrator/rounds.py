@@ -13,7 +13,6 @@ from collections.abc import Callable
 from redis import Redis
 from redis.exceptions import RedisError
 
-from orchestrator.errors import FarmError
 from orchestrator.keys import Keys
 from orchestrator.reconciler import Reconciler, Report
 from orchestrator.scripts import Scripts
@@ -35,21 +34,22 @@ def run_rounds(
 ) -> None:
     """Reconcile every `every_seconds` while this process leads, until `stop` is set."""
     scripts = Scripts(redis)
+    mine: list[str | int | float] = [name, _LEAD_MS]
     away = False
     while not stop.is_set():
         try:
-            if scripts.run("lead", [Keys.RECONCILER], [name, _LEAD_MS]):
+            if scripts.run("lead", [Keys.RECONCILER], mine):
                 if away:
                     reconciler.interrupted()
                     away = False
-                on_report(reconciler.run_once())
+                on_report(reconciler.run_once(leading=lambda: bool(scripts.run("lead", [Keys.RECONCILER], mine))))
             else:
                 away = True  # whatever time passed while another led, it was not ours to judge leases by
         except RedisError as error:
             away = True
             logger.warning("Redis is away: %s", error)
-        except FarmError as error:
-            logger.error("round failed: %s", error)
+        except Exception:
+            logger.exception("round failed; another follows")
         stop.wait(every_seconds)
     try:
         if redis.get(Keys.RECONCILER) == name:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsError as UnreadableSettings
 
 from orchestrator.errors import SettingsError
 
@@ -86,6 +87,14 @@ class Settings(BaseSettings):
     """Where the embedded stack keeps its Redis data, sockets and sandbox directories."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
 
+    @model_validator(mode="after")
+    def _beats_fit_their_limits(self) -> Settings:
+        if self.lease_lost_seconds < 2 * self.lease_renew_seconds:
+            raise ValueError("FARM_LEASE_LOST_SECONDS must be at least twice FARM_LEASE_RENEW_SECONDS")
+        if self.trainer_lost_seconds < 2 * self.trainer_beat_seconds:
+            raise ValueError("FARM_TRAINER_LOST_SECONDS must be at least twice FARM_TRAINER_BEAT_SECONDS")
+        return self
+
     def limits(self) -> tuple[int, float]:
         """Configured (concurrency, creation rate): the plan's preset where no explicit value was given."""
         preset = _PLANS[self.plan] if self.plan else (self.concurrency_limit, self.creation_rate)
@@ -106,9 +115,13 @@ def load_settings(**overrides: Any) -> Settings:
         return Settings(**overrides)
     except ValidationError as error:
         raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
+    except UnreadableSettings as error:  # a nested setting that is no JSON object
+        raise SettingsError(f"{error}: set its parts instead, such as FARM_BUDGETS__COMMAND_SECONDS=10") from None
 
 
 def _explain(problem: Any) -> str:
+    if not problem["loc"]:  # of settings that do not fit each other; the text names them
+        return f"{problem['msg'].removeprefix('Value error, ')}; correct it in the environment or in .env"
     name = "__".join(str(part) for part in problem["loc"])
     variable = name.upper() if name.upper() in ("REDIS_URL", "E2B_API_KEY") else f"FARM_{name.upper()}"
     return f"{variable}: {problem['msg']} (got {problem['input']!r}); correct it in the environment or in .env"

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import Literal
 
 SCHEMA_VERSION: Literal[1] = 1
 """Version of jobs, rows and receipts; a reader refuses a newer one."""
-
-ID_LENGTH = 64
-"""RQ would allow more; E2B's idempotency key is the tighter one we keep room for."""
-
-_ID = re.compile(r"[a-z0-9-]{1,64}")
 
 
 class Role(StrEnum):
@@ -119,11 +113,6 @@ class Phase(StrEnum):
     EXPORT = "export"
     VERIFY = "verify"
     CLEANUP = "cleanup"
-
-
-def valid_id(text: str) -> bool:
-    """Whether `text` may name an episode, run, group or allocation."""
-    return _ID.fullmatch(text) is not None
 
 
 def job_id(episode_id: str, attempt: int) -> str:

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 _CREATE_ATTEMPTS = 30
 """429s and refused connections waited out per sandbox before its episode ends with the cause."""
 
+_REFUSED_SECONDS = 35.0
+"""How long refused connections, and a Terminus server at capacity, are waited out."""
+
 _ASK_AGAIN = 2
 """How often a lost answer is asked for under the same key before the reconciler has to settle it."""
 
@@ -94,7 +97,7 @@ class Allocator:
         self._allocations.intend(self._episode_id, role, request, self._token)
         self.intended.append(request.allocation_id)
         row = _intended(self._episode_id, role, request.allocation_id)
-        unknown = 0
+        unknown, refused_since = 0, float("inf")
         for attempt in range(1, _CREATE_ATTEMPTS + 1):
             try:
                 self._check()
@@ -109,6 +112,9 @@ class Allocator:
             except (RateLimited, ConcurrencyLimited) as error:
                 pause, kind, detail = self._limiter.report(error), Outcome.DEADLINE, str(error)
             except NothingSent as error:
+                refused_since = min(refused_since, sent)
+                if sent - refused_since > _REFUSED_SECONDS:
+                    ends = sent
                 pause, kind, detail = min(0.1 * 2**attempt, 2.0), Outcome.TRANSPORT, str(error)
             except OutcomeUnknown as error:
                 self._allocations.unknown(row, self._token, str(error))
@@ -131,8 +137,14 @@ class Allocator:
                 if not unknown:
                     self._allocations.refused(row, self._token, detail)
                 raise EpisodeAborted(kind, f"no sandbox could be created: {detail}")
-            time.sleep(pause)
+            self._rest(pause)
         raise AssertionError("unreachable: the last attempt raises")
+
+    def _rest(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._check()
+            time.sleep(min(left, 0.5))
 
     def dispose(self, owned: Owned) -> bool:
         """Delete one sandbox and confirm its absence; False when that could not be confirmed. Never raises ours."""

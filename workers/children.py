@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 _RESTART_SECONDS = (0.2, 5.0)
 """First and longest pause before a child that died is started again."""
 
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+
 _PROVEN_SECONDS = 30.0
 """A child that lived this long died of something new: its next pause is the first one again."""
 
@@ -41,12 +43,15 @@ class Child:
         parent = os.getpid()
         self.starts += 1
         self.started = time.monotonic()
+        # A signal that came between the fork and the child's own handlers would be noted by a copy of ours, and lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         self.pid = os.fork()
         if self.pid == 0:
             code = 1
             try:
-                for number in (signal.SIGTERM, signal.SIGINT):
+                for number in _STOPS:
                     signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
                 die_with_parent(parent)
                 leave_terminal_signals_to_parent()
                 self.main(self.starts)
@@ -55,11 +60,12 @@ class Child:
                 logger.exception("%s failed", self.name)
             finally:
                 os._exit(code)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
 
     def send(self, number: signal.Signals) -> None:
         """Signal its present process, if it has one."""
         if self.pid:
-            os.kill(self.pid, number)
+            os.kill(self.pid, number)  # not reaped by anybody else: at worst it is a zombie of ours
 
 
 def reap(children: Iterable[Child], *, keep: Iterable[Child] = ()) -> None:

@@ -28,6 +28,7 @@ class LeaseKeeper:
         self._renew = renew_seconds
         self._lost_after = lost_seconds
         self._until = time.monotonic() + lost_seconds
+        self._renewed = time.monotonic()
         self._lost = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -48,23 +49,22 @@ class LeaseKeeper:
 
     def check(self) -> None:
         """Raise LeaseLost when the episode is no longer ours."""
-        if self._lost.is_set():
+        if self._lost.is_set() or time.monotonic() - self._renewed > self._lost_after:
             raise LeaseLost(f"{self.lease.episode_id}: the lease is lost")
 
     def _run(self) -> None:
-        renewed = time.monotonic()
         while not self._stop.wait(self._renew):
             if time.monotonic() > self._until:
                 logger.error("phase budget passed; lease no longer renewed", extra={"episode": self.lease.episode_id})
                 self._lost.set()
                 return
+            asked = time.monotonic()
             try:
                 held = self._ledger.renew(self.lease, lease_seconds=self._lost_after)
             except RedisError as error:
                 logger.warning("lease not renewed: %s", error)
-                held = time.monotonic() - renewed < self._lost_after
-            else:
-                renewed = time.monotonic()
+                continue
+            self._renewed = asked
             if not held:
                 self._lost.set()
                 return

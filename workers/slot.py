@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import signal
+from contextlib import suppress
 from types import FrameType
 
 from redis import Redis
@@ -90,7 +91,8 @@ class SlotWorker(Worker):
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
         """A second stop signal: the horse ends its episode at the next boundary, cleaned up and with a receipt."""
         if self.horse_pid:
-            os.kill(self.horse_pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(self.horse_pid, signal.SIGTERM)
         else:
             super().request_force_stop(signum, frame)
 

@@ -18,7 +18,7 @@ from workers.parentage import die_with_parent
 
 logger = logging.getLogger(__name__)
 
-_IDLE_SECONDS = 0.05
+_WARM_UP_AFTER_SECONDS = 0.05
 """A slot that gets its next job sooner than this is busy: then warming up only costs processor time."""
 
 
@@ -57,13 +57,18 @@ class SpareHorse:
         if ended:
             os.close(self._writer)
             return False
-        os.write(self._writer, json.dumps([order.job_id, order.execution_id]).encode())  # far less than a pipe holds
-        os.close(self._writer)
+        try:
+            os.write(self._writer, json.dumps([order.job_id, order.execution_id]).encode())  # a pipe holds far more
+        except BrokenPipeError:
+            os.waitpid(self.pid, 0)
+            return False
+        finally:
+            os.close(self._writer)
         return True
 
 
 def _stand_by(reader: int, warm: Callable[[], None], run: Callable[[Order], None]) -> None:
-    ready, _, _ = select.select([reader], [], [], _IDLE_SECONDS)
+    ready, _, _ = select.select([reader], [], [], _WARM_UP_AFTER_SECONDS)
     if not ready:
         warm()
     with os.fdopen(reader, "rb") as orders:

@@ -94,4 +94,5 @@ def _reconciler(settings: Settings) -> tuple[str, Reconciler]:
         queue=farm.queue,
         provider=provider_of(settings),
         lease_seconds=settings.lease_lost_seconds,
+        create_answer_seconds=2 * settings.budgets.create_request_seconds,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from deploy.embedded import running_stack
@@ -31,6 +32,9 @@ def provider_of(settings: Settings) -> Provider:
     """The sandbox provider that these settings name; makes no request."""
     from workers.sandboxes.provider import E2BProvider
 
+    for name in ("E2B_API_URL", "E2B_SANDBOX_URL"):
+        if os.environ.get(name) and settings.e2b_api_url is None:  # the SDK would follow it behind our back
+            raise SettingsError(f"{name} is set; say FARM_E2B_API_URL={os.environ[name]} instead, or unset it")
     if settings.e2b_api_key is None:
         raise SettingsError("E2B_API_KEY is not set; set it, or run the embedded stack with: rollout-farm up")
     return E2BProvider(

@@ -46,6 +46,7 @@ def terminus(
 
     from workers.sandboxes.provider import E2BProvider
     from workers.terminus.server import serve
+    from workers.terminus.session import SessionDefaults
 
     with contextlib.ExitStack() as stack:
         key, url = settings.e2b_api_key, settings.e2b_api_url
@@ -57,4 +58,5 @@ def terminus(
         def ready(where: str) -> None:
             output().print(f"Terminus at {where}, two sessions, until Ctrl-C.", markup=False)
 
-        serve(provider, settings.budgets, host=host, port=port, ready=ready, token=token)
+        defaults = SessionDefaults(template=settings.template)
+        serve(provider, settings.budgets, host=host, port=port, ready=ready, token=token, defaults=defaults)

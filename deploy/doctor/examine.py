@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from redis.retry import Retry
 from deploy.doctor import judge
 from deploy.doctor.findings import Finding, fail, ok, warn
 from deploy.embedded import EmbeddedRedis, redis_binary, running_stack
+from orchestrator.connection import without_password
 from orchestrator.errors import AuthenticationFailed, FarmError
 from orchestrator.settings import Settings
 
@@ -80,12 +80,6 @@ def examine_redis(url: str) -> list[Finding]:
                 "unix:///path?db=0), or unset it to use the embedded server",
             )
         ]
-
-
-def without_password(text: str) -> str:
-    """`text` with the password of every URL in it hidden."""
-    hidden = re.sub(r"(://[^:/@\s]*:)\S*@", r"\1***@", text)
-    return re.sub(r"([?&]password=)[^&\s]*", r"\1***", hidden)
 
 
 def _redis(settings: Settings) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deploy.embedded import tether
@@ -27,7 +27,12 @@ def leashed(program: str, *arguments: str) -> list[str]:
 
 
 def spawn(
-    command: Sequence[str], *, log: Path, pipes: bool = False, pass_fds: Sequence[int] = ()
+    command: Sequence[str],
+    *,
+    log: Path,
+    pipes: bool = False,
+    pass_fds: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a child in a session of its own, so that a Ctrl-C reaches us first; its stderr goes to `log`."""
     pipe = subprocess.PIPE if pipes else subprocess.DEVNULL
@@ -39,6 +44,7 @@ def spawn(
             stderr=stream,
             pass_fds=tuple(pass_fds),
             start_new_session=True,
+            env=environment,
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from deploy.cli import build
 from deploy.exit_codes import ExitCode
@@ -20,8 +21,8 @@ from deploy.local_farm import LocalFarm
 from orchestrator.settings import Budgets, Settings, load_settings
 from orchestrator.tasks import builtin_names, grader_names, parse_task
 from orchestrator.vocabulary import Outcome
+from tests.support.processes import ROOT
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = [
     (match["language"], match["body"])
@@ -121,17 +122,9 @@ def test_every_command_exists_with_its_options() -> None:
         assert {word for word in rest if word.startswith("--")} <= options | {"--help"}, words
 
 
-def test_every_help_answers(tmp_path: Path) -> None:
+def test_every_help_answers() -> None:
     for name in sorted({words[0] for words in _commands()}):
-        done = subprocess.run(
-            [sys.executable, "-m", "deploy.cli", name, "--help"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, name
+        assert CliRunner().invoke(build(), [name, "--help"]).exit_code == 0, name
 
 
 def test_every_variable_is_a_setting() -> None:

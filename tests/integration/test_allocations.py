@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from typing import cast
 
@@ -17,7 +17,7 @@ from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.records import Allocation
 from orchestrator.vocabulary import TRANSITIONS, AllocationState, Outcome, Role
-from tests.support.truth import a_receipt, a_request, a_spec, expire, intended, leased, opened_farm, stored
+from tests.support.truth import a_receipt, a_request, a_spec, expire, intended, leased, stored
 
 ROUTES: dict[AllocationState, tuple[AllocationState, ...]] = {
     AllocationState.INTENDED: (),
@@ -29,12 +29,6 @@ ROUTES: dict[AllocationState, tuple[AllocationState, ...]] = {
     AllocationState.EXPIRED: (AllocationState.UNKNOWN, AllocationState.EXPIRED),
 }
 """How a fresh intent gets into each state."""
-
-
-@pytest.fixture
-def farm(redis_url: str) -> Iterator[Farm]:
-    with opened_farm(redis_url) as farm:
-        yield farm
 
 
 def move(farm: Farm, row: Allocation, state: AllocationState, token: str) -> None:

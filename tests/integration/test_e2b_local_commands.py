@@ -14,7 +14,8 @@ from e2b import CommandExitException, NotFoundException, Sandbox, TimeoutExcepti
 from e2b.exceptions import InvalidArgumentException, SandboxException
 from e2b.sandbox.commands.command_handle import PtySize
 
-from tests.support.e2b_local import LocalService, wait_until
+from tests.support.e2b_local import LocalService
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.e2b_local"]
 
@@ -67,7 +68,7 @@ def test_input_for_an_unknown_process_is_not_found(sandbox: Sandbox) -> None:
 
 
 def test_input_waits_for_a_slow_reader_instead_of_piling_up(sandbox: Sandbox) -> None:
-    handle = sandbox.commands.run("sleep 0.5; wc -c", background=True, stdin=True)
+    handle = sandbox.commands.run("sleep 1; wc -c", background=True, stdin=True)
     began = time.monotonic()
     sandbox.commands.send_stdin(handle.pid, "x" * 1_000_000)
     assert time.monotonic() - began > 0.3
@@ -94,8 +95,8 @@ def test_a_deadline_ends_the_command_and_says_so(service: LocalService, sandbox:
     with pytest.raises(TimeoutException):
         sandbox.commands.run("sleep 1000", timeout=0.3)
     request: dict[str, Any] = {"process": {"cmd": "sleep", "args": ["1000"]}}
-    with _start(service, sandbox, request, {"Connect-Timeout-Ms": "500"}):
-        """The caller leaves; the command still has half a second."""
+    with _start(service, sandbox, request, {"Connect-Timeout-Ms": "1500"}):
+        """The caller leaves; the command still has its time."""
     assert sandbox.commands.list() != []
     end = _end_of_stream(service, sandbox, request, {"Connect-Timeout-Ms": "200"})
     assert end["error"]["code"] == "deadline_exceeded"
@@ -106,7 +107,7 @@ def test_a_background_process_that_holds_the_output_delays_the_call_to_its_limit
     began = time.monotonic()
     with pytest.raises(TimeoutException):
         sandbox.commands.run("sleep 1000 & echo started", timeout=0.5)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 8
     assert sandbox.commands.run("sleep 1000 > /dev/null 2>&1 & echo started").stdout == "started\n"
 
 

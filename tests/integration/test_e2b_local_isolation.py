@@ -8,7 +8,9 @@ import pytest
 from e2b import CommandExitException, Sandbox, TimeoutException
 from e2b.exceptions import SandboxNotFoundException
 
-from tests.support.e2b_local import LocalService, children_of, wait_until
+from tests.support.e2b_local import LocalService
+from tests.support.processes import children
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.e2b_local"]
 
@@ -41,8 +43,8 @@ def test_no_inherited_descriptor_leads_to_the_host(sandbox: Sandbox) -> None:
 
 def test_uid_1000_inside_is_not_root_outside(service: LocalService, sandbox: Sandbox) -> None:
     assert sandbox.is_running()
-    jails = children_of(service.process.pid)
-    owners = {Path(f"/proc/{inner}").stat().st_uid for jail in jails for inner in children_of(jail)}
+    jails = children(service.process.pid)
+    owners = {Path(f"/proc/{inner}").stat().st_uid for jail in jails for inner in children(jail)}
     assert owners
     assert 0 not in owners
 
@@ -112,12 +114,12 @@ def test_a_fork_bomb_is_its_own_sandboxs_trouble_only(service: LocalService) -> 
 
 
 def test_every_process_dies_with_its_sandbox(service: LocalService) -> None:
-    before = set(children_of(service.process.pid))
+    before = set(children(service.process.pid))
     box = service.create()
     box.commands.run("setsid nohup sh -c 'trap \"\" TERM; sleep 1000' > /dev/null 2>&1 & echo ok")
-    (jail,) = set(children_of(service.process.pid)) - before
-    (init,) = children_of(jail)
-    inner = [init, *children_of(init)]
+    (jail,) = set(children(service.process.pid)) - before
+    (init,) = children(jail)
+    inner = [init, *children(init)]
     assert len(inner) > 1
     box.kill()
     # Not "soon": the answer to the kill is the confirmation.
@@ -130,11 +132,11 @@ def test_the_agent_cannot_be_signalled_by_commands(sandbox: Sandbox) -> None:
 
 
 def test_a_sandbox_whose_agent_dies_is_gone_and_no_other(service: LocalService, sandbox: Sandbox) -> None:
-    before = set(children_of(service.process.pid))
+    before = set(children(service.process.pid))
     victim = service.create()
     handle = victim.commands.run("sleep 1000", background=True)
-    (jail,) = set(children_of(service.process.pid)) - before
-    os.kill(children_of(jail)[0], 9)
+    (jail,) = set(children(service.process.pid)) - before
+    os.kill(children(jail)[0], 9)
     with pytest.raises(TimeoutException):
         handle.wait()
     assert not victim.is_running()
@@ -145,11 +147,11 @@ def test_a_sandbox_whose_agent_dies_is_gone_and_no_other(service: LocalService, 
 
 
 def test_an_idle_sandbox_takes_little_memory(service: LocalService) -> None:
-    before = set(children_of(service.process.pid))
+    before = set(children(service.process.pid))
     box = service.create()
-    (jail,) = set(children_of(service.process.pid)) - before
+    (jail,) = set(children(service.process.pid)) - before
     pss_kb = 0
-    for pid in (jail, *children_of(jail)):
+    for pid in (jail, *children(jail)):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         pss_kb += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     assert pss_kb < 15_000

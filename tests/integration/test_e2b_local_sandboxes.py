@@ -12,7 +12,9 @@ import pytest
 from e2b import AuthenticationException, RateLimitException, Sandbox, SandboxException, SandboxQuery
 from e2b.exceptions import SandboxNotFoundException
 
-from tests.support.e2b_local import LocalService, children_of, jails_of, running_service, wait_until
+from tests.support.e2b_local import LocalService, jails_of, running_service
+from tests.support.processes import children, exists
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.e2b_local"]
 
@@ -170,7 +172,7 @@ def test_sigterm_ends_every_sandbox_and_leaves_no_file(tmp_path: Path) -> None:
         box = service.create()
         handle = box.commands.run("sleep 1000", background=True)
         assert handle.pid
-        jails = children_of(service.process.pid)
+        jails = children(service.process.pid)
         assert len(jails) == 1
         assert service.stop() == 0
     assert list((tmp_path / "root").iterdir()) == []
@@ -181,10 +183,10 @@ def test_a_killed_service_takes_its_sandboxes_along_and_its_files_are_swept_late
     root = tmp_path / "root"
     with running_service(root) as service:
         service.create()
-        (jail,) = children_of(service.process.pid)
-        inner = children_of(jail)
+        (jail,) = children(service.process.pid)
+        inner = children(jail)
         service.stop(signal.SIGKILL)
-        wait_until(lambda: not any(Path("/proc", str(pid)).exists() for pid in (jail, *inner)), description="no jail")
+        wait_until(lambda: not any(map(exists, (jail, *inner))), description="no jail")
         assert jails_of(root) != []
         with running_service(root) as heir:
             assert jails_of(root) == [f"run-{heir.process.pid}"]

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from deploy.embedded import LocalSandboxes, Stack, running_stack
 from orchestrator.errors import AuthenticationFailed, ProviderError, RedisUnavailable, SettingsError
 from orchestrator.settings import Settings
-from tests.integration.test_embedded_redis import gone
+from tests.support.processes import exists
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
 
@@ -43,7 +43,7 @@ def test_everything_is_started_found_and_gone_again(tmp_path: Path) -> None:
         assert running_stack(given) == stack.settings
         description = given.state_dir / "stack.json"
         assert description.stat().st_mode & 0o077 == 0
-    assert all(pid is not None and gone(pid) for pid in pids)
+    assert all(pid is not None and not exists(pid) for pid in pids)
     assert running_stack(given) is None
     assert {path.name for path in given.state_dir.iterdir()} == {"redis", "sandboxes.log"}
 
@@ -83,7 +83,10 @@ def test_a_url_without_a_key_is_a_settings_error(tmp_path: Path) -> None:
         Stack(given).start()
 
 
-def test_a_second_stack_in_the_same_directory_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+def test_a_second_stack_in_the_same_directory_is_refused_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deploy.embedded.redis_server._LOCK_SECONDS", 0.1)  # nobody is about to leave it
     given = Settings(state_dir=tmp_path / "state")
     with Stack(given) as first:
         with pytest.raises(RedisUnavailable, match="another"):
@@ -134,7 +137,7 @@ def test_the_stack_dies_with_a_killed_parent(tmp_path: Path) -> None:
         pids = [int(word) for word in parent.stdout.readline().split()]
         parent.kill()
     assert len(pids) == 2
-    wait_until(lambda: all(map(gone, pids)), description="both children have followed")
+    wait_until(lambda: not any(map(exists, pids)), description="both children have followed")
     given = Settings(state_dir=tmp_path / "state")
     assert running_stack(given) is None
     with Stack(given) as stack:

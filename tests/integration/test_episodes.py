@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from itertools import groupby
 
 import pytest
@@ -27,19 +26,6 @@ from tests.support.waiting import wait_until
 @pytest.fixture
 def settings(redis_url: str) -> Settings:
     return farm_settings(redis_url, concurrency_limit=4)
-
-
-@pytest.fixture
-def pool(settings: Settings) -> Iterator[Pool]:
-    with Pool(settings, run_id="run-test") as pool:
-        yield pool
-    pool.redis.close()
-
-
-@pytest.fixture
-def slot(settings: Settings) -> Iterator[TinySlot]:
-    with TinySlot(settings) as slot:
-        yield slot
 
 
 def test_an_episode_is_driven_from_here(pool: Pool, slot: TinySlot) -> None:
@@ -207,7 +193,7 @@ def test_waiting_for_a_receipt_is_bounded_and_prompt(pool: Pool, redis_url: str)
         began = time.monotonic()
         farm.ledger.commit(a_receipt(episode.spec, Outcome.SOLVED), lease.token)
     waiter.join(10)
-    assert ended[0] - began < 1.5
+    assert ended[0] - began < 3
 
 
 def test_other_episodes_of_the_run_do_not_end_a_wait(pool: Pool, redis_url: str) -> None:

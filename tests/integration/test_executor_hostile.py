@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from orchestrator.errors import InfrastructureLost
+from orchestrator.records import EpisodeSpec
 from orchestrator.transcripts import read_transcript
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import REPORT, Field, Running, candidate, repaired, script, weekly_sales, write_file
+from tests.support.farm import BUDGETS, REPORT, Field, Running, candidate, repaired, script, weekly_sales, write_file
 
 pytest_plugins = ["tests.support.farm"]
 
@@ -20,16 +21,22 @@ REWARDS = ("1.0", "nan", "inf", "1.5")
 PLACES = ("/home/user/reward.txt", "/tmp/reward.txt", "/root/reward.txt")
 
 
-@pytest.fixture
-def running(field: Field) -> Iterator[Running]:
-    """A remote episode whose sandbox is ready; closed by the test's end."""
-    started = field.remote(field.spec())
+@contextmanager
+def driven(field: Field, spec: EpisodeSpec) -> Iterator[Running]:
+    """A remote episode whose sandbox is ready; closed in the end, with nothing left of it."""
+    started = field.remote(spec)
     started.episode.reset()
     yield started
     started.episode.close()
     started.end()
-    settled = field.receipt(started.episode.episode_id)
-    field.check_absent(started.episode.episode_id, settled)
+    field.check_absent(spec.episode_id, field.receipt(spec.episode_id))
+
+
+@pytest.fixture
+def running(field: Field) -> Iterator[Running]:
+    """A remote episode for one test."""
+    with driven(field, field.spec()) as started:
+        yield started
 
 
 def solve(running: Running) -> None:
@@ -76,12 +83,14 @@ def test_an_empty_command_is_an_observation(running: Running) -> None:
     solve(running)
 
 
-def test_a_fork_bomb_hurts_no_other_episode(field: Field, running: Running) -> None:
-    with suppress(InfrastructureLost):  # its own answer may come too late
-        running.episode.terminal("bomb() { bomb | bomb & }; bomb; sleep 1")
-    spec = field.spec(script(candidate(repaired())))
-    assert field.run(spec) == "solved"
-    field.check_ended(spec.episode_id, Outcome.SOLVED, roles=BOTH)
+def test_a_fork_bomb_hurts_no_other_episode(field: Field) -> None:
+    budgets = BUDGETS.model_copy(update={"command_seconds": 1, "message_seconds": 4})  # nothing there can answer
+    with driven(field, field.spec(budgets=budgets)) as bomber:
+        with suppress(InfrastructureLost):  # its own answer may come too late
+            bomber.episode.terminal("bomb() { bomb | bomb & }; bomb; sleep 1")
+        spec = field.spec(script(candidate(repaired())))
+        assert field.run(spec) == "solved"
+        field.check_ended(spec.episode_id, Outcome.SOLVED, roles=BOTH)
 
 
 HEAVY = {

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from orchestrator.errors import EpisodeAborted, EpisodeClosed, InfrastructureLost
-from orchestrator.farm import open_farm
 from orchestrator.keys import Keys
 from orchestrator.provider import CreateRequest, Sandbox
 from orchestrator.reconciler import Reconciler
 from orchestrator.status import read_status
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import BUDGETS, KEY, Field, Ground, Running, candidate, repaired, script, terminus_server
+from tests.support.farm import BUDGETS, KEY, Field, Ground, Running, candidate, open_field, repaired, script
+from tests.support.terminus import serving, terminus_server
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
 
@@ -80,14 +80,14 @@ def test_a_sandbox_lost_during_a_command_is_a_lost_sandbox(field: Field, running
     killer = threading.Timer(0.3, field.provider.delete, [sandbox])
     killer.start()
     with pytest.raises(InfrastructureLost) as caught:
-        episode.terminal("sleep 1.5")
+        episode.terminal("sleep 1.9")
     killer.join()
     assert caught.value.outcome is Outcome.SANDBOX_LOST
     field.check_ended(episode.episode_id, Outcome.SANDBOX_LOST)
 
 
 def test_an_exhausted_window_of_a_lost_sandbox_is_not_a_score(field: Field) -> None:
-    spec = field.spec(budgets=BUDGETS.model_copy(update={"policy_window_seconds": 0.6}))
+    spec = field.spec(budgets=BUDGETS.model_copy(update={"policy_window_seconds": 1.5}))
     started = field.remote(spec)
     started.episode.reset()
     field.provider.delete(field.policy_sandbox(spec.episode_id))
@@ -96,7 +96,7 @@ def test_an_exhausted_window_of_a_lost_sandbox_is_not_a_score(field: Field) -> N
 
 
 def test_a_verifier_that_is_lost_while_it_runs_aborts_without_a_score(field: Field) -> None:
-    spec = field.spec(script(candidate("import time; time.sleep(1.5)\n" + repaired())))
+    spec = field.spec(script(candidate("import time; time.sleep(4)\n" + repaired())))
     sure: list[str] = []
 
     def kill_verifier() -> None:
@@ -120,7 +120,7 @@ def test_a_verifier_that_is_lost_while_it_runs_aborts_without_a_score(field: Fie
 
 
 def test_a_killed_terminus_server_is_a_transport_failure(field: Field) -> None:
-    with terminus_server(field.ground.sandboxes.url) as (url, process):
+    with terminus_server(field.ground.sandboxes.url, BUDGETS, key=KEY) as (url, process):
         started = field.remote(field.spec(), terminus_url=url)
         episode = started.episode
         episode.terminal("true")
@@ -135,7 +135,7 @@ def test_a_killed_terminus_server_is_a_transport_failure(field: Field) -> None:
 
 
 def test_a_terminus_server_killed_during_a_command_is_a_transport_failure_at_once(field: Field) -> None:
-    with terminus_server(field.ground.sandboxes.url) as (url, process):
+    with terminus_server(field.ground.sandboxes.url, BUDGETS, key=KEY) as (url, process):
         started = field.remote(field.spec(), terminus_url=url)
         episode = started.episode
         episode.reset()
@@ -205,7 +205,7 @@ def _counting(url: str) -> Iterator[_Counter]:
 def test_a_wrong_key_is_fatal_at_the_first_request(field: Field) -> None:
     with (
         _counting(field.ground.sandboxes.url) as counter,
-        terminus_server(counter.url, key="wrong") as (terminus_url, _),
+        serving(E2BProvider("wrong", api_url=counter.url), BUDGETS) as terminus_url,
     ):
         spec = field.spec(script(candidate(repaired())))
         wrong = E2BProvider("wrong", api_url=counter.url)
@@ -228,8 +228,9 @@ class Undeletable(E2BProvider):
 @pytest.fixture(scope="module")
 def undeletable(ground: Ground) -> Iterator[tuple[Undeletable, str]]:
     """Such a provider, and a Terminus server that has one too."""
-    with terminus_server(ground.sandboxes.url, deletes=False) as (url, _):
-        yield Undeletable(KEY, api_url=ground.sandboxes.url), url
+    provider = Undeletable(KEY, api_url=ground.sandboxes.url)
+    with serving(provider, BUDGETS) as url:
+        yield provider, url
 
 
 @pytest.mark.parametrize("submit", [True, False])
@@ -279,7 +280,7 @@ def test_a_verifier_that_stays_takes_the_score_away(field: Field) -> None:
 
 def test_a_trainer_without_a_heartbeat_loses_its_episode(field: Field, running: Running) -> None:
     episode = running.episode
-    field.farm.presence.remove_trainer("trainer-test")
+    field.farm.redis.delete(Keys.trainer("trainer-test"))
     running.end()
     field.check_ended(episode.episode_id, Outcome.TRAINER_LOST)
     with pytest.raises(EpisodeAborted):
@@ -316,20 +317,25 @@ def test_a_remote_window_ends_by_itself_without_a_call(field: Field) -> None:
 
 
 def test_a_remote_deadline_ends_by_itself_without_a_call(field: Field) -> None:
-    spec = field.spec(budgets=BUDGETS.model_copy(update={"deadline_seconds": 1.5, "policy_window_seconds": 30}))
+    spec = field.spec(budgets=BUDGETS.model_copy(update={"deadline_seconds": 2.5, "policy_window_seconds": 30}))
     started = field.remote(spec)
     started.episode.reset()
-    started.end(8)
+    started.end()
     field.check_ended(spec.episode_id, Outcome.DEADLINE)
 
 
-def test_a_late_owner_writes_nothing_once_its_lease_was_seized(field: Field, running: Running) -> None:
-    farm, episode_id = open_farm(field.settings), running.episode.episode_id
-    farm.redis.zadd(Keys.LEASES, {episode_id: 1})  # as if it had not been renewed
-    token = farm.ledger.seize(episode_id, "reconciler-test", lease_seconds=60)
-    assert token is not None
-    running.thread.join(20)
-    assert [type(error).__name__ for error in running.failures] == ["LeaseLost"]
-    running.failures.clear()
-    assert farm.ledger.receipt(episode_id) is None
-    assert field.running(episode_id) == []  # it deleted what was its own
+def test_a_late_owner_writes_nothing_once_its_lease_was_seized(ground: Ground) -> None:
+    with open_field(ground, lease_renew_seconds=0.2) as field:
+        running = field.remote(field.spec())
+        running.episode.reset()
+        ledger, episode_id = field.farm.ledger, running.episode.episode_id
+
+        def seize() -> str | None:
+            field.farm.redis.zadd(Keys.LEASES, {episode_id: 1}, xx=True)  # as if it had not been renewed
+            return ledger.seize(episode_id, "reconciler-test", lease_seconds=60)
+
+        wait_until(seize, description="the lease is seized")
+        running.thread.join(20)
+        assert [type(error).__name__ for error in running.failures] == ["LeaseLost"]
+        assert ledger.receipt(episode_id) is None
+        assert field.running(episode_id) == []  # it deleted what was its own

@@ -68,6 +68,8 @@ MISSING = {
     "a directory": f"rm {REPORT}; mkdir {REPORT}",
     "a pipe": f"rm {REPORT}; mkfifo {REPORT}",
     "a device": f"ln -sf /dev/zero {REPORT}",
+    "closed to everybody": f"chmod 000 {REPORT}",
+    "in a directory that is closed": "chmod 000 /home/user",
 }
 
 
@@ -100,15 +102,15 @@ def test_an_exhausted_window_scores_zero_and_blocks_later_commands(field: Field)
 
 
 def test_a_deadline_that_passes_aborts_without_a_score(field: Field) -> None:
-    budgets = BUDGETS.model_copy(update={"deadline_seconds": 1.0})
-    spec = field.spec(script("sleep 1.2", candidate(repaired())), budgets=budgets)
+    budgets = BUDGETS.model_copy(update={"deadline_seconds": 2.0})
+    spec = field.spec(script("sleep 1.2", "sleep 1.2", candidate(repaired())), budgets=budgets)
     assert field.run(spec) == "deadline"
     field.check_ended(spec.episode_id, Outcome.DEADLINE)
 
 
 def test_a_score_that_comes_after_the_deadline_is_not_given(field: Field) -> None:
-    budgets = BUDGETS.model_copy(update={"deadline_seconds": 1.2})
-    spec = field.spec(script(candidate("import time; time.sleep(1.5)\n" + repaired())), budgets=budgets)
+    budgets = BUDGETS.model_copy(update={"deadline_seconds": 1.8})
+    spec = field.spec(script(candidate("import time; time.sleep(1.9)\n" + repaired())), budgets=budgets)
     assert field.run(spec) == "deadline"
     field.check_ended(spec.episode_id, Outcome.DEADLINE, roles=BOTH)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,17 +15,17 @@ from orchestrator.keys import Keys
 from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission
 from orchestrator.records import Operation
+from orchestrator.settings import Settings
 from orchestrator.vocabulary import EpisodeState, Outcome, Role, job_id
-from tests.support.truth import a_receipt, a_spec, admit, expire, intended, leased, opened_farm, stored
+from tests.support.truth import a_receipt, a_spec, admit, expire, farm_settings, intended, leased, opened_farm, stored
 from tests.support.waiting import wait_until
 
 RETENTION = 1000
 
 
 @pytest.fixture
-def farm(redis_url: str) -> Iterator[Farm]:
-    with opened_farm(redis_url, concurrency_limit=1, receipt_retention_seconds=RETENTION) as farm:
-        yield farm
+def settings(redis_url: str) -> Settings:
+    return farm_settings(redis_url, concurrency_limit=1, receipt_retention_seconds=RETENTION)
 
 
 def test_a_row_is_open_before_its_job_exists(farm: Farm) -> None:
@@ -289,7 +288,7 @@ def test_whoever_waits_is_woken_when_the_permit_is_freed(farm: Farm, redis: Redi
     farm.ledger.allocations.refused(row, lease.token, "never made")
     if settled_by == "commit":
         farm.ledger.commit(a_receipt(spec, Outcome.TRANSPORT), lease.token)
-    thread.join(0.5)  # a waiter that has to ask again by itself does so after 5 s
+    thread.join(2.5)  # a waiter that has to ask again by itself does so after 5 s
     assert redis.zscore(Keys.PERMITS, waiting.episode_id) is not None
     thread.join(10)
     farm.ledger.commit(a_receipt(waiting), next_lease.token)

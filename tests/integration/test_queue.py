@@ -19,13 +19,7 @@ from orchestrator.farm import Farm
 from orchestrator.queue import EXECUTABLE_EXTRAS, JOB_FUNCTION, JobQueue, refusal
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import job_id
-from tests.support.truth import a_spec, opened_farm
-
-
-@pytest.fixture
-def farm(redis_url: str) -> Iterator[Farm]:
-    with opened_farm(redis_url) as farm:
-        yield farm
+from tests.support.truth import a_spec
 
 
 @pytest.fixture

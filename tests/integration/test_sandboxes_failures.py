@@ -68,7 +68,7 @@ def provider(script: Script) -> Iterator[E2BProvider]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     yield E2BProvider("e2b_key", api_url=f"http://127.0.0.1:{server.server_port}", request_seconds=2)
     server.shutdown()

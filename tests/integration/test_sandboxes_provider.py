@@ -7,66 +7,20 @@ import sys
 import textwrap
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import ArtifactMissing, ArtifactTooLarge, AuthenticationFailed, CreateRejected, SandboxGone
-from orchestrator.provider import CreateRequest, Provider, Sandbox
+from orchestrator.provider import Provider, Sandbox
+from tests.support.e2b_local import API_KEY, LocalService, sandbox_request
 from workers.sandboxes.provider import E2BProvider
 
-KEY = "e2b_local_test"
-
-_SERVICE = """
-import sys
-from pathlib import Path
-from workers.e2b_local.service import ServiceConfig, serve
-serve(ServiceConfig(api_key=sys.argv[1], root=Path(sys.argv[2]), port=0), ready=lambda url: print(url, flush=True))
-"""
-
-
-@contextmanager
-def local_service(root: Path) -> Iterator[str]:
-    """The local E2B-compatible service in a process of its own; its base URL."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _SERVICE, KEY, str(root)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def request(**changes: object) -> CreateRequest:
-    """A create request under a fresh allocation id."""
-    given: dict[str, object] = {
-        "allocation_id": f"t-{uuid.uuid4().hex}",
-        "template": "base",
-        "lifetime_seconds": 120,
-        "allow_internet_access": False,
-        "metadata": {"farm": "test"},
-        "envs": {"COLOUR": "blue"},
-    }
-    return CreateRequest(**{**given, **changes})  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with local_service(tmp_path_factory.mktemp("service")) as base_url:
-        yield base_url
-
-
-@pytest.fixture(scope="module")
-def provider(url: str) -> Provider:
-    return E2BProvider(KEY, api_url=url)
+pytest_plugins = ["tests.support.e2b_local"]
 
 
 @pytest.fixture(scope="module")
 def sandbox(provider: Provider) -> Iterator[Sandbox]:
-    created = provider.create(request())
+    created = provider.create(sandbox_request())
     yield created
     provider.delete(created.sandbox_id)
 
@@ -78,8 +32,8 @@ def shell(sandbox: Sandbox, command: str) -> str:
 
 def test_a_created_sandbox_carries_its_request_and_is_found_by_metadata(provider: Provider) -> None:
     farm = uuid.uuid4().hex
-    made = provider.create(request(metadata={"farm": farm, "role": "policy"}))
-    other = provider.create(request(metadata={"farm": farm, "role": "verifier"}))
+    made = provider.create(sandbox_request(metadata={"farm": farm, "role": "policy"}))
+    other = provider.create(sandbox_request(metadata={"farm": farm, "role": "verifier"}))
     try:
         row = provider.describe(made.sandbox_id)
         assert row is not None
@@ -96,7 +50,7 @@ def test_a_created_sandbox_carries_its_request_and_is_found_by_metadata(provider
 
 
 def test_the_same_allocation_names_the_same_sandbox(provider: Provider) -> None:
-    wanted = request()
+    wanted = sandbox_request()
     first, second = provider.create(wanted), provider.create(wanted)
     try:
         assert first.sandbox_id == second.sandbox_id
@@ -105,7 +59,7 @@ def test_the_same_allocation_names_the_same_sandbox(provider: Provider) -> None:
 
 
 def test_a_deleted_sandbox_is_absent_and_deleting_it_again_succeeds(provider: Provider) -> None:
-    made = provider.create(request())
+    made = provider.create(sandbox_request())
     provider.delete(made.sandbox_id)
     assert provider.describe(made.sandbox_id) is None
     provider.delete(made.sandbox_id)
@@ -128,19 +82,19 @@ def test_attaching_reaches_the_same_sandbox(provider: Provider, sandbox: Sandbox
     assert sandbox.read("/home/user/shared", limit_bytes=10, timeout_seconds=5) == b"one"
 
 
-def test_a_wrong_key_is_an_authentication_failure(url: str) -> None:
+def test_a_wrong_key_is_an_authentication_failure(service: LocalService) -> None:
     with pytest.raises(AuthenticationFailed):
-        E2BProvider("e2b_wrong", api_url=url).create(request())
+        E2BProvider("e2b_wrong", api_url=service.url).create(sandbox_request())
 
 
 def test_an_unknown_template_is_rejected(provider: Provider) -> None:
     with pytest.raises(CreateRejected):
-        provider.create(request(template="no-such-template"))
+        provider.create(sandbox_request(template="no-such-template"))
 
 
 def test_an_impossible_allocation_id_is_rejected_before_anything_is_sent(provider: Provider) -> None:
     with pytest.raises(CreateRejected):
-        provider.create(request(allocation_id="Not An Id"))
+        provider.create(sandbox_request(allocation_id="Not An Id"))
 
 
 @pytest.mark.parametrize(
@@ -195,9 +149,9 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
 
 
-def test_nothing_starts_before_a_fork_and_the_child_can_make_requests(url: str) -> None:
+def test_nothing_starts_before_a_fork_and_the_child_can_make_requests(service: LocalService) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_FORKING), KEY, url, f"t-{uuid.uuid4().hex}"],
+        [sys.executable, "-c", textwrap.dedent(_FORKING), API_KEY, service.url, f"t-{uuid.uuid4().hex}"],
         capture_output=True,
         text=True,
         timeout=60,

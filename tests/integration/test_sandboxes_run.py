@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 from orchestrator.provider import CommandResult, Provider
-from tests.integration.test_sandboxes_provider import KEY, local_service, request
-from workers.sandboxes.provider import E2BProvider
+from tests.support.e2b_local import sandbox_request
+
+pytest_plugins = ["tests.support.e2b_local"]
 
 LIMIT = 64 * 1024
 GIGABYTE = 1_000_000_000
@@ -18,15 +19,9 @@ GIGABYTE = 1_000_000_000
 Run = Callable[..., CommandResult]
 
 
-@pytest.fixture(scope="module")
-def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
-    with local_service(tmp_path_factory.mktemp("service")) as url:
-        yield E2BProvider(KEY, api_url=url)
-
-
 @contextmanager
 def runner(provider: Provider) -> Iterator[Run]:
-    sandbox = provider.create(request(lifetime_seconds=300))
+    sandbox = provider.create(sandbox_request(lifetime_seconds=300))
 
     def run(command: str, *, timeout_seconds: float = 10, response_seconds: float = 30) -> CommandResult:
         return sandbox.run(
@@ -90,7 +85,7 @@ def test_utf8_written_in_pieces_arrives_whole_with_nothing_between(run: Run) -> 
 
 def test_a_command_that_runs_out_of_time_is_killed_and_says_so(run: Run) -> None:
     began = time.monotonic()
-    result = run("echo before; trap '' TERM INT; while :; do :; done", timeout_seconds=0.5)
+    result = run("echo before; trap '' TERM INT; while :; do :; done", timeout_seconds=1.5)
     assert result.timed_out
     assert result.exit_code is None
     assert result.stdout == b"before\n"
@@ -133,7 +128,7 @@ def test_a_background_process_that_holds_stdout_does_not_hold_the_call(run: Run,
     run("kill $(pgrep -f 'sleep 60') $(pgrep -x yes); true")
     assert b"started\n" in result.stdout
     assert result.exit_code == 5
-    assert took < 2  # 0.2 s of grace; the rest is the machine's
+    assert took < 6  # 0.2 s of grace; the rest is the machine's, and a held call would be cut at 10
 
 
 def test_a_background_writer_outlives_its_command_without_sigpipe(run: Run) -> None:
@@ -157,10 +152,10 @@ def test_a_command_that_looks_like_an_option_is_a_command(run: Run) -> None:
 
 
 def test_the_command_sees_an_empty_stdin_its_home_and_nothing_of_ours(run: Run) -> None:
-    result = run("cat; env; echo $HOME; ls /proc/$$/fd | wc -l")
+    result = run("cat; env; echo $HOME; ls /proc/self/fd")
     assert b"FARM_COMMAND" not in result.stdout
     assert b"\n/home/user\n" in result.stdout
-    assert result.stdout.endswith(b"\n4\n") or result.stdout.endswith(b"\n3\n")
+    assert result.stdout.endswith(b"\n/home/user\n0\n1\n2\n3\n"), "3 is what ls itself reads"
 
 
 def test_a_hostile_profile_is_bounded_by_the_commands_own_limit(run_alone: Run) -> None:

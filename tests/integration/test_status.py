@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from orchestrator.farm import Farm
+from orchestrator.settings import Settings
 from orchestrator.status import Status, read_status
 from orchestrator.vocabulary import AllocationState, Outcome, Role
-from tests.support.truth import a_receipt, a_spec, admit, beat_slots, intended, leased, opened_farm
+from tests.support.truth import a_receipt, a_spec, admit, beat_slots, farm_settings, intended, leased
 
 
 @pytest.fixture
-def farm(redis_url: str) -> Iterator[Farm]:
-    with opened_farm(redis_url, concurrency_limit=5) as farm:
-        yield farm
+def settings(redis_url: str) -> Settings:
+    return farm_settings(redis_url, concurrency_limit=5)
 
 
 def status(farm: Farm) -> Status:

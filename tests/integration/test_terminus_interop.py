@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -14,85 +14,50 @@ import pytest
 import workers.terminus  # noqa: F401 - blocks gradio before openenv.core is imported
 from orchestrator.errors import ArtifactMissing
 from orchestrator.provider import Provider, Sandbox
-from tests.integration.test_sandboxes_provider import KEY, local_service
-from tests.integration.test_terminus_session import wait_until
-from workers.sandboxes.provider import E2BProvider
+from orchestrator.settings import Budgets
+from tests.support.e2b_local import API_KEY, LocalService
+from tests.support.forge import forged
+from tests.support.terminus import terminus_server
+from tests.support.waiting import wait_until
 
 from openenv.core.env_server.mcp_types import CallToolAction  # type: ignore[import-untyped]  # isort: skip
 from openenv.core.generic_client import GenericEnvClient  # type: ignore[import-untyped]  # isort: skip
 from openenv.core.mcp_client import MCPToolClient  # type: ignore[import-untyped]  # isort: skip
 
-_SERVER = """
-import sys
-from orchestrator.settings import Budgets
-from workers.sandboxes.provider import E2BProvider
-from workers.terminus.session import SessionDefaults
-from workers.terminus.server import serve
-serve(
-    E2BProvider(sys.argv[1], api_url=sys.argv[2]),
-    Budgets(command_seconds=4),
-    defaults=SessionDefaults(lifetime_seconds=120, metadata={"farm": "interop"}),
-    ready=lambda url: print(url, flush=True),
-)
-"""
+pytest_plugins = ["tests.support.e2b_local"]
 
-_HOLDER = """
-import sys, time
-sys.modules["gradio"] = None
-from openenv.core.env_server.mcp_types import CallToolAction
-from openenv.core.generic_client import GenericEnvClient
-from openenv.core.mcp_client import MCPToolClient
-client = {"mcp": MCPToolClient, "generic": GenericEnvClient}[sys.argv[1]](base_url=sys.argv[2]).sync()
-print(client.reset().done, flush=True)
-if sys.argv[3] == "busy":
-    client.step(CallToolAction(tool_name="terminal", arguments={"command": "touch busy; sleep 60"}))
-time.sleep(600)
-"""
+BUDGETS = Budgets(command_seconds=4)
+VANISHED_SECONDS = 0.5
 
 
 @contextmanager
-def terminus(service_url: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def terminus(service: LocalService, budgets: Budgets = BUDGETS) -> Iterator[tuple[str, BaseProcess]]:
     """A Terminus server of two places in a process of its own."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _SERVER, KEY, service_url], stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip(), process
-        finally:
-            process.terminate()
-            process.wait(30)
+    with terminus_server(
+        service.url, budgets, key=API_KEY, metadata={"farm": "interop"}, vanished_seconds=VANISHED_SECONDS
+    ) as started:
+        yield started
 
 
 @contextmanager
-def holding(kind: str, url: str, *, busy: bool = False) -> Iterator[subprocess.Popen[str]]:
+def holding(kind: str, url: str, *, busy: bool = False) -> Iterator[BaseProcess]:
     """A client process that holds a session after its reset."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, kind, url, "busy" if busy else "idle"], stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline().strip() == "False"
-            yield process
-        finally:
-            process.kill()
-            process.wait(10)
+    with forged(_hold, kind, url, busy) as (done, process):
+        assert not done
+        yield process
+
+
+def _hold(tell: Callable[[bool], None], kind: str, url: str, busy: bool) -> None:
+    client = {"mcp": MCPToolClient, "generic": GenericEnvClient}[kind](base_url=url).sync()
+    tell(client.reset().done)
+    if busy:
+        client.step(CallToolAction(tool_name="terminal", arguments={"command": "touch busy; sleep 60"}))
+    time.sleep(600)
 
 
 @pytest.fixture(scope="module")
-def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with local_service(tmp_path_factory.mktemp("service")) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def provider(service_url: str) -> Provider:
-    return E2BProvider(KEY, api_url=service_url)
-
-
-@pytest.fixture(scope="module")
-def server_url(service_url: str) -> Iterator[str]:
-    with terminus(service_url) as (url, _):
+def server_url(service: LocalService) -> Iterator[str]:
+    with terminus(service) as (url, _):
         yield url
 
 
@@ -228,8 +193,8 @@ def test_a_third_client_is_refused_until_a_place_is_free(url: str) -> None:
 def test_a_killed_clients_places_are_free_within_seconds(url: str, provider: Provider, kind: str) -> None:
     with holding(kind, url) as one, holding(kind, url) as two:
         assert len(provider.list({"farm": "interop"})) == 2
-        one.send_signal(signal.SIGKILL)
-        two.send_signal(signal.SIGKILL)
+        one.kill()
+        two.kill()
         wait_until(
             lambda: provider.list({"farm": "interop"}) == [], description="both sandboxes are deleted", seconds=6
         )
@@ -240,14 +205,14 @@ def test_a_killed_clients_places_are_free_within_seconds(url: str, provider: Pro
 
 @pytest.mark.parametrize("kind", ["mcp", "generic"])
 def test_a_client_killed_in_mid_step_frees_its_place_within_the_commands_limit(
-    url: str, provider: Provider, kind: str
+    service: LocalService, provider: Provider, kind: str
 ) -> None:
-    with holding(kind, url, busy=True) as client:
+    with terminus(service, Budgets(command_seconds=1.5)) as (url, _), holding(kind, url, busy=True) as client:
         (row,) = provider.list({"farm": "interop"})
         sandbox = provider.attach(row.sandbox_id, lifetime_seconds=60)
         wait_until(lambda: _exists(sandbox, "/home/user/busy"), description="the step is in flight")
-        client.send_signal(signal.SIGKILL)
-        wait_until(lambda: provider.list({"farm": "interop"}) == [], description="it is deleted", seconds=4 + 6)
+        client.kill()
+        wait_until(lambda: provider.list({"farm": "interop"}) == [], description="it is deleted", seconds=1.5 + 8)
 
 
 def _exists(sandbox: Sandbox, path: str) -> bool:
@@ -263,14 +228,17 @@ def test_an_idle_live_client_keeps_its_session(url: str, provider: Provider) -> 
         client.reset()
         began = client.state().step_count
         with pytest.raises(AssertionError):
-            wait_until(lambda: provider.list({"farm": "interop"}) == [], description="reaped", seconds=6)
+            wait_until(
+                lambda: provider.list({"farm": "interop"}) == [], description="reaped", seconds=4 * VANISHED_SECONDS
+            )
         assert step(client, command="echo here").observation.result["data"] == "here\n"
         assert client.state().step_count == began + 1
 
 
-def test_sigterm_deletes_the_sandboxes_of_all_sessions(service_url: str, provider: Provider) -> None:
-    with terminus(service_url) as (url, server), holding("mcp", url), holding("generic", url):
+def test_sigterm_deletes_the_sandboxes_of_all_sessions(service: LocalService, provider: Provider) -> None:
+    with terminus(service) as (url, server), holding("mcp", url), holding("generic", url):
         assert len(provider.list({"farm": "interop"})) == 2
         server.terminate()
-        assert server.wait(10) == -signal.SIGTERM
+        server.join(10)
+        assert server.exitcode == -signal.SIGTERM
         assert provider.list({"farm": "interop"}) == []

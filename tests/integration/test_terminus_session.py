@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
-import uvicorn
 
 from orchestrator.errors import (
     AuthenticationFailed,
@@ -21,114 +19,16 @@ from orchestrator.errors import (
     RateLimited,
     SandboxGone,
 )
-from orchestrator.provider import CommandResult, CreateRequest, Provider, Sandbox, SandboxRow
+from orchestrator.provider import CreateRequest
 from orchestrator.settings import Budgets
+from tests.support.fake_provider import FakeProvider, printed
+from tests.support.terminus import serving
+from tests.support.waiting import wait_until
 from workers.terminus.client import ServerAtCapacity, TerminusSession
-from workers.terminus.server import create_app
 
 REQUEST = CreateRequest("t-1", "base", 60, allow_internet_access=False, metadata={"a": "b"}, envs={"C": "d"})
+OTHER, THIRD = (replace(REQUEST, allocation_id=name) for name in ("t-2", "t-3"))
 BUDGETS = Budgets(command_seconds=2, message_seconds=6)
-
-
-class FakeSandbox:
-    """Answers every command with the next of `answers`, or prints the command."""
-
-    def __init__(self, sandbox_id: str) -> None:
-        self.sandbox_id = sandbox_id
-        self.answers: list[CommandResult | ProviderError] = []
-        self.limits: list[float] = []
-        self.gate: threading.Event | None = None
-
-    def run(
-        self, command: str, *, timeout_seconds: float, output_limit_bytes: int, response_seconds: float
-    ) -> CommandResult:
-        self.limits.append(timeout_seconds)
-        if self.gate is not None:
-            self.gate.wait(10)
-        answer = self.answers.pop(0) if self.answers else printed(command.encode())
-        if isinstance(answer, ProviderError):
-            raise answer
-        return answer
-
-    def probe(self) -> None: ...
-
-    def write(self, path: str, data: bytes, *, timeout_seconds: float) -> None: ...
-
-    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> bytes:
-        return b""
-
-
-class FakeProvider:
-    """Creates FakeSandboxes; fails where told to."""
-
-    def __init__(self) -> None:
-        self.requests: list[CreateRequest] = []
-        self.sandboxes: dict[str, FakeSandbox] = {}
-        self.deleted: list[str] = []
-        self.create_error: ProviderError | None = None
-        self.create_gate: threading.Event | None = None
-        self.delete_error: ProviderError | None = None
-
-    @property
-    def last(self) -> FakeSandbox:
-        return list(self.sandboxes.values())[-1]
-
-    def create(self, request: CreateRequest) -> Sandbox:
-        self.requests.append(request)
-        if self.create_gate is not None:
-            self.create_gate.wait(10)
-        if self.create_error is not None:
-            raise self.create_error
-        made = FakeSandbox(f"s{len(self.requests)}")
-        self.sandboxes[made.sandbox_id] = made
-        return made
-
-    def prepare(self) -> None: ...
-
-    def attach(self, sandbox_id: str, *, lifetime_seconds: int) -> Sandbox:
-        return self.sandboxes[sandbox_id]
-
-    def delete(self, sandbox_id: str) -> None:
-        if self.delete_error is not None:
-            raise self.delete_error
-        self.deleted.append(sandbox_id)
-
-    def describe(self, sandbox_id: str) -> SandboxRow | None:
-        return None
-
-    def list(self, metadata: Mapping[str, str]) -> list[SandboxRow]:
-        return []
-
-
-def printed(stdout: bytes, stderr: bytes = b"", *, code: int | None = 0, **flags: bool) -> CommandResult:
-    """A command's result."""
-    flags = {"timed_out": False, "truncated": False, **flags}
-    return CommandResult(exit_code=code, stdout=stdout, stderr=stderr, **flags)
-
-
-def wait_until(condition: Callable[[], bool], *, description: str, seconds: float = 10) -> None:
-    """Poll until `condition` holds; fails after `seconds`."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"not within {seconds} s: {description}"
-        time.sleep(0.02)
-
-
-@contextmanager
-def serving(provider: Provider, budgets: Budgets = BUDGETS, **options: object) -> Iterator[str]:
-    """The application in a thread of this process; its base URL."""
-    app = create_app(provider, budgets, **options)  # type: ignore[arg-type]
-    server = uvicorn.Server(uvicorn.Config(app, port=0, loop="asyncio", log_config=None, timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    wait_until(lambda: server.started, description="the server listens")
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(15)
-        assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -138,7 +38,7 @@ def provider() -> FakeProvider:
 
 @pytest.fixture
 def url(provider: FakeProvider) -> Iterator[str]:
-    with serving(provider) as base_url:
+    with serving(provider, BUDGETS) as base_url:
         yield base_url
 
 
@@ -150,8 +50,8 @@ def session(url: str) -> Iterator[TerminusSession]:
 
 
 def test_reset_makes_exactly_the_allocation_it_was_given(session: TerminusSession, provider: FakeProvider) -> None:
-    assert session.reset(REQUEST) == "s1"
-    assert provider.requests == [REQUEST]
+    assert session.reset(REQUEST) == "sbx0"
+    assert provider.created == [REQUEST]
 
 
 def test_a_command_is_an_observation_with_its_facts(session: TerminusSession, provider: FakeProvider) -> None:
@@ -207,22 +107,22 @@ def test_binary_output_is_replaced_and_flagged(session: TerminusSession, provide
 def test_a_failed_creation_arrives_typed_after_one_attempt(
     session: TerminusSession, provider: FakeProvider, error: ProviderError
 ) -> None:
-    provider.create_error = error
+    provider.refuse_creates = error
     with pytest.raises(ProviderError) as raised:
         session.reset(REQUEST)
     assert type(raised.value) is type(error)
     assert getattr(raised.value, "retry_after_seconds", None) == getattr(error, "retry_after_seconds", None)
-    assert len(provider.requests) == 1
+    assert len(provider.created) == 1
 
 
 def test_a_session_can_be_reset_again_after_a_refused_creation(
     session: TerminusSession, provider: FakeProvider
 ) -> None:
-    provider.create_error = ConcurrencyLimited("full")
+    provider.refuse_creates = ConcurrencyLimited("full")
     with pytest.raises(ConcurrencyLimited):
         session.reset(REQUEST)
-    provider.create_error = None
-    assert session.reset(REQUEST) == "s2"
+    provider.refuse_creates = None
+    assert session.reset(REQUEST) == "sbx0"
     assert session.terminal("x").text == "x"
 
 
@@ -247,15 +147,15 @@ def test_a_command_before_reset_is_no_observation(url: str) -> None:
 def test_a_third_session_is_told_that_the_server_is_full(url: str, provider: FakeProvider) -> None:
     sessions = [TerminusSession(url, BUDGETS) for _ in range(3)]
     sessions[0].reset(REQUEST)
-    sessions[1].reset(REQUEST)
+    sessions[1].reset(OTHER)
     with pytest.raises(ServerAtCapacity):
-        sessions[2].reset(REQUEST)
-    assert len(provider.requests) == 2
+        sessions[2].reset(THIRD)
+    assert len(provider.created) == 2
     sessions[2].close()
     sessions[0].close()
-    wait_until(lambda: "s1" in provider.deleted, description="the closed session's sandbox is deleted")
+    wait_until(lambda: "sbx0" in provider.deleted, description="the closed session's sandbox is deleted")
     late = TerminusSession(url, BUDGETS)
-    assert late.reset(REQUEST) == "s3"
+    assert late.reset(THIRD) == "sbx2"
     late.close()
     sessions[1].close()
 
@@ -264,7 +164,7 @@ def test_closing_deletes_the_sandbox_once_and_may_be_repeated(session: TerminusS
     session.reset(REQUEST)
     session.close()
     session.close()
-    wait_until(lambda: provider.deleted == ["s1"], description="the sandbox is deleted")
+    wait_until(lambda: provider.deleted == ["sbx0"], description="the sandbox is deleted")
     with pytest.raises(OutcomeUnknown):
         session.terminal("x")
 
@@ -277,10 +177,10 @@ def test_no_server_means_nothing_was_sent() -> None:
 
 
 def test_a_server_that_dies_leaves_an_unknown_outcome_and_no_silent_new_session(provider: FakeProvider) -> None:
-    with serving(provider) as url:
+    with serving(provider, BUDGETS) as url:
         session = TerminusSession(url, BUDGETS)
         session.reset(REQUEST)
-    assert provider.deleted == ["s1"]
+    assert provider.deleted == ["sbx0"]
     for _ in range(2):
         with pytest.raises(OutcomeUnknown):
             session.terminal("x")
@@ -298,32 +198,32 @@ def test_an_answer_that_comes_too_late_is_an_unknown_outcome_and_ends_the_sessio
             session.terminal("x")
     provider.last.gate.set()
     session.close()
-    wait_until(lambda: provider.deleted == ["s1"], description="the place is freed")
+    wait_until(lambda: provider.deleted == ["sbx0"], description="the place is freed")
 
 
 def test_a_failed_teardown_is_reported_and_listed(provider: FakeProvider) -> None:
     reported: list[tuple[str, ProviderError]] = []
-    with serving(provider, on_teardown_failure=lambda *failure: reported.append(failure)) as url:
+    with serving(provider, BUDGETS, on_teardown_failure=lambda *failure: reported.append(failure)) as url:
         session = TerminusSession(url, BUDGETS)
         session.reset(REQUEST)
-        provider.delete_error = OutcomeUnknown("no answer")
+        provider.refuse_deletes = OutcomeUnknown("no answer")
         session.close()
         wait_until(lambda: bool(reported), description="the failure is reported")
         rows = httpx.get(f"{url}/teardown-failures").json()
-    assert reported == [("s1", provider.delete_error)]
-    assert [(row["sandbox_id"], row["kind"]) for row in rows] == [("s1", "outcome_unknown")]
+    assert reported == [("sbx0", provider.refuse_deletes)]
+    assert [(row["sandbox_id"], row["kind"]) for row in rows] == [("sbx0", "outcome_unknown")]
 
 
 def test_a_sandbox_that_is_created_while_the_server_stops_is_deleted(provider: FakeProvider) -> None:
     provider.create_gate = threading.Event()
-    with serving(provider) as url:
+    with serving(provider, BUDGETS) as url:
         session = TerminusSession(url, BUDGETS)
         failed: list[ProviderError] = []
         resetting = threading.Thread(target=_reset_failing, args=(session, failed), daemon=True)
         resetting.start()
-        wait_until(lambda: bool(provider.requests), description="the creation is under way")
+        wait_until(lambda: bool(provider.created), description="the creation is under way")
         threading.Timer(1.5, provider.create_gate.set).start()  # the server stops meanwhile
-    assert provider.deleted == ["s1"]
+    assert provider.deleted == ["sbx0"]
     resetting.join(10)
     assert [type(error) for error in failed] == [OutcomeUnknown]
     session.close()
@@ -343,17 +243,17 @@ def test_a_wrong_allocation_is_rejected_before_anything_is_created(url: str, pro
         metadata = client.reset(allocation={"allocation_id": "t-1"}).observation["metadata"]
     assert metadata["status"] == "error"
     assert metadata["failure"]["kind"] == "create_rejected"
-    assert provider.requests == []
+    assert provider.created == []
 
 
 @pytest.mark.parametrize("path", ["/reset", "/step"])
 def test_the_stateless_routes_that_bypass_the_places_are_not_there(url: str, provider: FakeProvider, path: str) -> None:
     assert httpx.post(f"{url}{path}", json={}).status_code in (404, 405)
-    assert provider.requests == []
+    assert provider.created == []
 
 
 def test_with_a_token_every_request_needs_it(provider: FakeProvider) -> None:
-    with serving(provider, token="secret") as url:
+    with serving(provider, BUDGETS, token="secret") as url:
         assert httpx.get(f"{url}/health").status_code == 401
         assert httpx.get(f"{url}/health", headers={"Authorization": "Bearer secret"}).status_code == 200
         refused = TerminusSession(url, BUDGETS, token="wrong")
@@ -361,5 +261,5 @@ def test_with_a_token_every_request_needs_it(provider: FakeProvider) -> None:
             refused.reset(REQUEST)
         refused.close()
         session = TerminusSession(url, BUDGETS, token="secret")
-        assert session.reset(REQUEST) == "s1"
+        assert session.reset(REQUEST) == "sbx0"
         session.close()

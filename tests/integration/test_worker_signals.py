@@ -23,7 +23,7 @@ def pool(field: Field) -> Iterator[Pool]:
 
 def test_sigterm_lets_running_episodes_finish_and_takes_no_new_one(field: Field, pool: Pool) -> None:
     worker = field.worker()
-    slow = script("sleep 1.5", candidate(repaired()))
+    slow = script("sleep 1.9", candidate(repaired()))
     running = [pool.submit(weekly_sales(), policy=slow) for _ in range(2)]
     for episode in running:
         field.policy_sandbox(episode.episode_id)

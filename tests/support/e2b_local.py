@@ -10,8 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ import httpx
 import pytest
 from e2b import E2B, Sandbox
 
+from orchestrator.provider import CreateRequest, Provider
+from tests.support.processes import ROOT
 from workers.e2b_local.service import ServiceConfig, serve
+from workers.sandboxes.provider import E2BProvider
 
 API_KEY = "e2b_" + "5" * 40
-_REPOSITORY = Path(__file__).parents[2]
 _START_SECONDS = 30.0
 _STOP_SECONDS = 15.0
 # Small enough that reaching a limit takes no time, large enough for any ordinary test.
@@ -65,8 +67,8 @@ class LocalService:
 def running_service(root: Path, **settings: Any) -> Iterator[LocalService]:
     """A service of its own, which is stopped at the end."""
     command = [sys.executable, "-m", "tests.support.e2b_local", str(root), json.dumps({**SMALL, **settings})]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(_REPOSITORY), "SECRET_OF_THE_HOST": "hunter2"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=_REPOSITORY) as process:
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "SECRET_OF_THE_HOST": "hunter2"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
             url = process.stdout.readline().strip()
@@ -84,24 +86,6 @@ def running_service(root: Path, **settings: Any) -> Iterator[LocalService]:
     assert jails_of(root) == [], "the service left sandboxes behind"
 
 
-def wait_until(condition: Callable[[], bool], *, description: str, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {description}"
-        time.sleep(0.01)
-
-
-def children_of(pid: int) -> list[int]:
-    """The living direct children of a process."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
-
-
 def jails_of(root: Path) -> list[str]:
     return [path.name for path in root.glob("run-*")]
 
@@ -110,6 +94,25 @@ def jails_of(root: Path) -> list[str]:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
     with running_service(tmp_path_factory.mktemp("e2b") / "root") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def provider(service: LocalService) -> Provider:
+    """Our own provider on the session's service."""
+    return E2BProvider(API_KEY, api_url=service.url)
+
+
+def sandbox_request(**changes: Any) -> CreateRequest:
+    """A create request under a fresh allocation id."""
+    given: dict[str, Any] = {
+        "allocation_id": f"t-{uuid.uuid4().hex}",
+        "template": "base",
+        "lifetime_seconds": 120,
+        "allow_internet_access": False,
+        "metadata": {"farm": "test"},
+        "envs": {"COLOUR": "blue"},
+    }
+    return CreateRequest(**{**given, **changes})
 
 
 @pytest.fixture

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.errors import OutcomeUnknown, ProviderError, SandboxGone
 from orchestrator.provider import CommandResult, CreateRequest, SandboxRow
 
+_GATE_SECONDS = 10.0
 
-@dataclass(frozen=True)
+
+def printed(stdout: bytes, stderr: bytes = b"", *, code: int | None = 0, **flags: bool) -> CommandResult:
+    """A command's result."""
+    flags = {"timed_out": False, "truncated": False, **flags}
+    return CommandResult(exit_code=code, stdout=stdout, stderr=stderr, **flags)
+
+
+@dataclass
 class FakeSandbox:
-    """A connection to nothing; only the reconciler uses it here, for its id."""
+    """Answers every command with the next of `answers`, or prints the command."""
 
     sandbox_id: str
+    answers: list[CommandResult | ProviderError] = field(default_factory=list)
+    limits: list[float] = field(default_factory=list)
+    """The time limit of every command."""
+    gate: threading.Event | None = None
+    """No command ends before it is set."""
 
     def probe(self) -> None:
         """Alive."""
@@ -23,7 +37,13 @@ class FakeSandbox:
         self, command: str, *, timeout_seconds: float, output_limit_bytes: int, response_seconds: float
     ) -> CommandResult:
         """Runs nothing."""
-        return CommandResult(0, b"", b"", timed_out=False, truncated=False)
+        self.limits.append(timeout_seconds)
+        if self.gate is not None:
+            self.gate.wait(_GATE_SECONDS)
+        answer = self.answers.pop(0) if self.answers else printed(command.encode())
+        if isinstance(answer, ProviderError):
+            raise answer
+        return answer
 
     def write(self, path: str, data: bytes, *, timeout_seconds: float) -> None:
         """Writes nothing."""
@@ -43,6 +63,10 @@ class FakeProvider:
     """So many creations happen and their answers are lost."""
     refuse_creates: ProviderError | None = None
     """Every creation ends with this; nothing is made and nothing is told."""
+    create_gate: threading.Event | None = None
+    """No creation goes on before it is set."""
+    refuse_deletes: ProviderError | None = None
+    """Every deletion ends with this."""
     undeletable: set[str] = field(default_factory=set)
     """Deletions of these ids fail."""
     answers_before_true: set[str] = field(default_factory=set)
@@ -53,14 +77,24 @@ class FakeProvider:
     """Every list ends with this."""
 
     running: dict[str, SandboxRow] = field(default_factory=dict)
+    sandboxes: dict[str, FakeSandbox] = field(default_factory=dict)
+    """Every one that was made, oldest first."""
     deleted: list[str] = field(default_factory=list)
     created: list[CreateRequest] = field(default_factory=list)
+    """Every request for a creation, whatever came of it."""
     _by_key: dict[str, str] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    @property
+    def last(self) -> FakeSandbox:
+        """The newest sandbox."""
+        return list(self.sandboxes.values())[-1]
 
     def create(self, request: CreateRequest) -> FakeSandbox:
         """Once per key; the same key names the same sandbox, also after it is gone."""
         self.created.append(request)
+        if self.create_gate is not None:
+            self.create_gate.wait(_GATE_SECONDS)
         if self.refuse_creates is not None:
             raise self.refuse_creates
         sandbox_id = self._by_key.get(request.allocation_id)
@@ -70,12 +104,13 @@ class FakeProvider:
         if self.lose_create_answers > 0:
             self.lose_create_answers -= 1
             raise OutcomeUnknown("the connection broke before the answer")
-        return FakeSandbox(sandbox_id)
+        return self.sandboxes[sandbox_id]
 
     def add(self, metadata: Mapping[str, str]) -> str:
         """A sandbox that somebody made."""
         sandbox_id = f"sbx{next(self._numbers)}"
         self.running[sandbox_id] = SandboxRow(sandbox_id, dict(metadata), self.started_at, vcpus=2, memory_mb=512)
+        self.sandboxes[sandbox_id] = FakeSandbox(sandbox_id)
         return sandbox_id
 
     def prepare(self) -> None:
@@ -85,11 +120,13 @@ class FakeProvider:
         """A connection to a running sandbox."""
         if sandbox_id not in self.running:
             raise SandboxGone(sandbox_id)
-        return FakeSandbox(sandbox_id)
+        return self.sandboxes[sandbox_id]
 
     def delete(self, sandbox_id: str) -> None:
         """Gone, unless a switch says otherwise."""
         self.deleted.append(sandbox_id)
+        if self.refuse_deletes is not None:
+            raise self.refuse_deletes
         if sandbox_id in self.undeletable:
             raise ProviderError(f"500: {sandbox_id} cannot be deleted now")
         if sandbox_id not in self.answers_before_true:

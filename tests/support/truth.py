@@ -36,8 +36,15 @@ def farm_settings(redis_url: str, **changes: Any) -> Settings:
 
 @contextmanager
 def opened_farm(redis_url: str, **changes: Any) -> Iterator[Farm]:
-    """A farm whose connections end with the block."""
-    farm = open_farm(farm_settings(redis_url, **changes))
+    """A farm on this Redis; its connections end with the block."""
+    with farm_of(farm_settings(redis_url, **changes)) as farm:
+        yield farm
+
+
+@contextmanager
+def farm_of(settings: Settings) -> Iterator[Farm]:
+    """A farm of these settings; its connections end with the block."""
+    farm = open_farm(settings)
     try:
         yield farm
     finally:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 
 from deploy.doctor import Finding, Status, examine, healthy
-from deploy.doctor.examine import examine_redis, without_password
+from deploy.doctor.examine import examine_redis
 from deploy.doctor.judge import (
     is_foreign,
     judge_capacity,
@@ -18,29 +19,26 @@ from deploy.doctor.judge import (
     judge_redis,
     judge_versions,
 )
-from orchestrator.errors import AuthenticationFailed, NothingSent
+from orchestrator.connection import without_password
+from orchestrator.errors import AuthenticationFailed, NothingSent, ProviderError
 from orchestrator.settings import Settings
+from tests.support.fake_provider import FakeProvider
 
 GOOD_INFO = {"redis_version": "7.0.15", "role": "master", "cluster_enabled": 0}
 GOOD_CONFIG = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 GIB = 2**30
 
 
-class FakeProvider:
-    """Answers one call, or refuses it."""
+@dataclass
+class Connections:
+    """Connects to a fake provider, and remembers with what."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-        self.asked: list[tuple[str, str | None]] = []
+    provider: FakeProvider = field(default_factory=FakeProvider)
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
 
     def __call__(self, key: str, url: str | None) -> FakeProvider:
         self.asked.append((key, url))
-        return self
-
-    def list(self, metadata: Mapping[str, str]) -> object:
-        if self.error:
-            raise self.error
-        return []
+        return self.provider
 
 
 def named(findings: list[Finding], name: str) -> Finding:
@@ -135,18 +133,18 @@ def test_a_wrong_redis_url_is_a_finding(url: str) -> None:
 
 
 def test_a_fit_host_with_a_cloud_key_needs_no_jails(redis_url: str) -> None:
-    provider = FakeProvider()
+    connect = Connections()
     settings = Settings(redis_url=redis_url, e2b_api_key=SecretStr("k"), _env_file=None)  # type: ignore[call-arg]
-    findings = examine(settings, provider=provider, check_jail=lambda: "no namespaces")
-    assert provider.asked == [("k", None)]
+    findings = examine(settings, provider=connect, check_jail=lambda: "no namespaces")
+    assert connect.asked == [("k", None)]
     assert healthy(findings)
 
 
 def test_without_a_key_the_cloud_is_not_contacted_and_jails_are_needed(redis_url: str, tmp_path: Path) -> None:
-    provider = FakeProvider()
+    connect = Connections()
     settings = Settings(redis_url=redis_url, state_dir=tmp_path, _env_file=None)  # type: ignore[call-arg]
-    findings = examine(settings, provider=provider, check_jail=lambda: "no namespaces")
-    assert provider.asked == []
+    findings = examine(settings, provider=connect, check_jail=lambda: "no namespaces")
+    assert connect.asked == []
     assert "not contacted" in named(findings, "Provider").detail
     jails = named(findings, "Jails")
     assert (jails.status, jails.detail) == (Status.FAIL, "no namespaces")
@@ -157,9 +155,9 @@ def test_without_a_key_the_cloud_is_not_contacted_and_jails_are_needed(redis_url
     ("error", "word"),
     [(AuthenticationFailed("401"), "E2B_API_KEY"), (NothingSent("refused"), "network")],
 )
-def test_a_provider_that_refuses_fails(redis_url: str, error: Exception, word: str) -> None:
+def test_a_provider_that_refuses_fails(redis_url: str, error: ProviderError, word: str) -> None:
     settings = Settings(redis_url=redis_url, e2b_api_key=SecretStr("k"), _env_file=None)  # type: ignore[call-arg]
-    findings = examine(settings, provider=FakeProvider(error), check_jail=lambda: None)
+    findings = examine(settings, provider=Connections(FakeProvider(refuse_list=error)), check_jail=lambda: None)
     assert named(findings, "Provider").status is Status.FAIL
     assert word in named(findings, "Provider").mend
     assert not healthy(findings)

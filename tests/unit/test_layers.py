@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -157,7 +157,9 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
             yield node.value
 
 
+@cache
 def _modules() -> list[Module]:
+    """Every module of every room, read and parsed once."""
     paths = (path for room in ALLOWED_ROOMS for path in sorted((ROOT / room).rglob("*.py")))
     return [Module(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
 

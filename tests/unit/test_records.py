@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
-from orchestrator.vocabulary import Drive, Outcome, Role, allocation_id, valid_id
+from orchestrator.vocabulary import Drive, Outcome, Role, allocation_id
 from tests.support.truth import a_receipt, a_spec
 
 
@@ -41,7 +41,7 @@ def test_a_wrong_spec_is_refused(changes: dict[str, Any]) -> None:
 
 def test_the_longest_episode_id_leaves_room_for_its_allocations() -> None:
     spec = a_spec("e" * 48)
-    assert valid_id(allocation_id(spec.episode_id, 9999, Role.VERIFIER))
+    assert len(allocation_id(spec.episode_id, 9999, Role.VERIFIER)) <= 64
 
 
 def test_a_remote_episode_needs_its_trainer() -> None:

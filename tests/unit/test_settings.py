@@ -121,3 +121,15 @@ def test_the_example_file_names_only_real_settings_with_their_defaults(monkeypat
     assert read == defaults
     known = {f"FARM_{field.upper()}" for field in type(read).model_fields}
     assert {name.split("__")[0] for name in rows} - set(places) <= known
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("FARM_LEASE_RENEW_SECONDS", "30"), ("FARM_TRAINER_BEAT_SECONDS", "29"), ("FARM_BUDGETS", "xyz")],
+)
+def test_what_cannot_work_together_is_one_readable_error(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match="FARM_"):
+        load_settings()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.vocabulary import (
-    ID_LENGTH,
     TRANSITIONS,
     AllocationState,
     Outcome,
     Role,
     allocation_id,
     job_id,
-    valid_id,
 )
 
 SCORED = {"solved", "wrong_answer", "candidate_failed", "artifact_missing", "not_submitted", "window_exhausted"}
@@ -65,18 +65,8 @@ def test_nothing_becomes_an_intent_again_and_what_was_created_is_never_called_re
         assert AllocationState.REFUSED not in TRANSITIONS[state]
 
 
-@given(st.text(max_size=80))
-def test_ids_are_short_lower_case_words(text: str) -> None:
-    allowed = set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    assert valid_id(text) == (0 < len(text) <= ID_LENGTH and set(text) <= allowed)
-
-
-def test_an_id_with_a_newline_at_its_end_is_none() -> None:
-    assert not valid_id("e-1\n")
-
-
 @given(st.integers(min_value=1, max_value=9999), st.sampled_from(Role))
 def test_the_longest_episode_still_names_its_allocations(attempt: int, role: Role) -> None:
     name = allocation_id("e" * 48, attempt, role)
-    assert valid_id(name)
+    assert re.fullmatch(r"[a-z0-9-]{1,64}", name)
     assert name.startswith(job_id("e" * 48, attempt) + "-")

@@ -1,8 +1,11 @@
-"""The provider's own log of creations and ends: appended to, never changed, kept in memory only."""
+"""The provider's own log of creations and ends: appended to, never changed, in memory only, the newest 100,000."""
 
 import time
+from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+_KEPT = 100_000
 
 Kind = Literal["created", "failed", "deleted", "expired", "lost"]
 
@@ -19,7 +22,7 @@ class Event:
 
 class EventLog:
     def __init__(self) -> None:
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque(maxlen=_KEPT)
 
     def append(self, event: Kind, sandbox_id: str, metadata: dict[str, str]) -> None:
         self._events.append(Event(time.time(), event, sandbox_id, metadata))

@@ -13,6 +13,9 @@ from orchestrator.errors import AnswerLate, ArtifactMissing, ArtifactTooLarge, O
 from orchestrator.provider import CommandResult
 from workers.sandboxes import shell
 from workers.sandboxes.failures import in_sandbox
+from workers.sandboxes.headers import last_answer
+
+_FORBIDDEN = 403
 
 
 class E2BSandbox:
@@ -91,6 +94,11 @@ class E2BSandbox:
                 return self._download(path, limit_bytes, until)
             except e2b.FileNotFoundException as error:
                 raise ArtifactMissing(f"{path} does not exist") from error
+            except e2b.SandboxException as error:
+                answer = last_answer()
+                if answer is not None and answer.status == _FORBIDDEN:  # the sandbox's own answer about this file
+                    raise ArtifactMissing(f"{path} cannot be read") from error
+                raise
 
     def _download(self, path: str, limit_bytes: int, until: float) -> bytes:
         data = bytearray()

@@ -58,7 +58,7 @@ class Processes:
     def start(self, user: pwd.struct_passwd, request: dict[str, Any]) -> Process:
         config = request["process"]
         cwd = paths.resolve(config.get("cwd") or user.pw_dir, user)
-        if not os.path.isdir(cwd):
+        if not os.path.isdir(cwd) and cwd != user.pw_dir:
             raise Failure(400, "invalid_argument", f"cwd '{cwd}' does not exist")
         argv = [config["cmd"], *config.get("args", [])]
         env = environment(user, self._environment, config.get("envs") or {})

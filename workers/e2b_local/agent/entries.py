@@ -62,7 +62,7 @@ def set_attributes(path: str, metadata: dict[str, str]) -> None:
 def describe(path: str) -> dict[str, Any]:
     try:
         status = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         raise Failure(404, "not_found", f"file not found: {path}") from None
     mode, target = status.st_mode, None
     if stat.S_ISLNK(mode):

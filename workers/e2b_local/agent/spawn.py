@@ -62,7 +62,10 @@ def _become(
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        os.chdir(cwd)
+        try:
+            os.chdir(cwd)
+        except PermissionError:  # closed by an earlier command; the cloud's agent is root and would not be stopped
+            os.chdir("/")
         os.execvpe(argv[0], argv, env)
     except BaseException as error:  # noqa: BLE001  (a child must never return into the agent's loop)
         os.write(tell, str(error).encode(errors="replace")[:4096])

@@ -1,0 +1,207 @@
+"""The limiter's reservations on a real Redis: batches are whole or not at all, and take their turn."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from redis import Redis
+
+from orchestrator.errors import (
+    CapacityError,
+    EpisodeAborted,
+)
+from orchestrator.farm import Farm
+from orchestrator.keys import Keys
+from orchestrator.limiter import Admission
+from orchestrator.settings import Settings
+from orchestrator.vocabulary import Outcome
+from tests.support.line import PROMPT_SECONDS, end, queue_up, running
+from tests.support.truth import (
+    admit,
+    beat_slots,
+    farm_settings,
+    leased,
+    opened_farm,
+)
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def settings(redis_url: str) -> Settings:
+    return farm_settings(redis_url, concurrency_limit=2)
+
+
+def test_capacity_is_the_lesser_of_slots_and_limit_minus_admitted_and_reserved(farm: Farm) -> None:
+    assert farm.limiter.capacity().free == 0
+    beat_slots(farm, 8)
+    assert (farm.limiter.capacity().live_slots, farm.limiter.capacity().free) == (8, 2)
+    episode = running(farm)
+    assert farm.limiter.capacity().free == 1
+    assert farm.limiter.reserve("r1", 1, life_seconds=30)
+    assert (farm.limiter.capacity().reserved, farm.limiter.capacity().free) == (1, 0)
+    end(farm, episode)
+    farm.limiter.release_reservation("r1")
+    assert farm.limiter.capacity().free == 2
+
+
+def test_a_reservation_is_all_or_nothing(farm: Farm) -> None:
+    beat_slots(farm, 2)
+    episode = running(farm)
+    assert not farm.limiter.reserve("r1", 2, life_seconds=30)
+    assert farm.limiter.capacity().reserved == 0
+    end(farm, episode)
+    assert farm.limiter.reserve("r1", 2, life_seconds=30)
+
+
+def test_reserving_again_under_the_same_id_is_the_same_reservation(farm: Farm) -> None:
+    beat_slots(farm, 2)
+    assert farm.limiter.reserve("r1", 2, life_seconds=30)
+    assert farm.limiter.reserve("r1", 2, life_seconds=30)
+    assert farm.limiter.capacity().reserved == 2
+
+
+def test_of_many_reservers_at_once_none_gets_a_part(redis_url: str) -> None:
+    with opened_farm(redis_url, concurrency_limit=3) as farm:
+        beat_slots(farm, 3)
+        for number in range(20):
+            barrier = threading.Barrier(4)
+            got: list[str] = []
+
+            def reserve(name: str, barrier: threading.Barrier = barrier, got: list[str] = got) -> None:
+                barrier.wait(5)
+                if farm.limiter.reserve(name, 2, life_seconds=30):
+                    got.append(name)
+
+            threads = [threading.Thread(target=reserve, args=(f"r{number}-{n}",)) for n in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(5)
+            assert len(got) == 1
+            assert farm.limiter.capacity().reserved == 2
+            farm.limiter.release_reservation(got[0])
+
+
+def test_a_batch_that_can_never_fit_says_how_many_workers_to_add(redis_url: str) -> None:
+    with opened_farm(redis_url, concurrency_limit=100) as farm:
+        beat_slots(farm, 3)
+        with pytest.raises(CapacityError, match=r"3 slots are live: add 3 workers") as refused:
+            farm.limiter.reserve("r1", 8, life_seconds=30)
+        assert "limit" not in str(refused.value)
+
+
+def test_a_batch_that_can_never_fit_says_how_much_limit_to_add(farm: Farm) -> None:
+    beat_slots(farm, 8)
+    with pytest.raises(CapacityError, match=r"raise FARM_CONCURRENCY_LIMIT to 4") as refused:
+        farm.limiter.reserve("r1", 4, life_seconds=30)
+    assert "add" not in str(refused.value)
+
+
+def test_what_is_reserved_is_granted_to_the_batch_and_to_nobody_else(farm: Farm, redis: Redis) -> None:
+    beat_slots(farm, 2)
+    assert farm.limiter.reserve("r1", 2, life_seconds=30)
+    stranger = leased(farm)
+    assert admit(farm, stranger[0].episode_id) is Admission.STEP_BACK
+    assert redis.zcard(Keys.WAITERS) == 0
+    batch = [leased(farm), leased(farm)]
+    for spec, _ in batch:
+        assert admit(farm, spec.episode_id, reservation_id="r1") is Admission.GRANTED
+    assert farm.limiter.capacity().reserved == 0
+    end(farm, stranger, *batch)
+
+
+def test_reserved_episodes_are_granted_before_those_that_came_first(redis_url: str, redis: Redis) -> None:
+    with opened_farm(redis_url, concurrency_limit=3) as farm:
+        beat_slots(farm, 3)
+        held = [running(farm) for _ in range(3)]
+        [early] = queue_up(farm, 1)
+        redis.zrem(Keys.PERMITS, *(spec.episode_id for spec, _ in held[:2]))  # two places are free, nobody was woken
+        assert farm.limiter.reserve("r1", 2, life_seconds=30)
+        for _ in range(2):
+            spec, lease = leased(farm)
+            assert admit(farm, spec.episode_id, reservation_id="r1") is Admission.GRANTED
+            held.append((spec, lease))
+        assert redis.zscore(Keys.PERMITS, early.episode_id) is None
+        end(farm, *held)
+        early.end()
+
+
+def test_an_unreserved_episode_that_waits_leaves_its_slot_to_a_batch(farm: Farm, redis: Redis) -> None:
+    beat_slots(farm, 2)
+    held = [running(farm), running(farm)]
+    waiters = queue_up(farm, 2)
+    redis.zrem(Keys.PERMITS, *(spec.episode_id for spec, _ in held))
+    assert farm.limiter.reserve("r1", 2, life_seconds=30)
+    since = time.monotonic()
+    redis.lpush(Keys.wake(waiters[0].episode_id), "1")
+    for waiter in waiters:
+        waiter.join(10)
+        assert waiter.granted is Admission.STEP_BACK
+    assert time.monotonic() - since < PROMPT_SECONDS, "each leaves when it is told, not when it asks by itself"
+    end(farm, *held)
+    for waiter in waiters:
+        waiter.end()
+
+
+def test_a_waiting_batch_gets_its_places_before_a_steady_backlog(farm: Farm, redis: Redis) -> None:
+    beat_slots(farm, 2)
+    held = running(farm)
+    other = leased(farm)
+    assert not farm.limiter.reserve("r1", 2, life_seconds=30, asks_again=True)
+    assert not farm.limiter.reserve("r2", 1, life_seconds=30), "one place is free, and kept for the batch that waits"
+    redis.persist(Keys.RESERVING)
+    assert admit(farm, other[0].episode_id) is Admission.STEP_BACK
+    end(farm, held, other)
+    assert farm.limiter.reserve("r1", 2, life_seconds=30, asks_again=True)
+    assert not redis.exists(Keys.RESERVING)
+
+
+def test_a_batch_that_stops_asking_loses_its_turn(farm: Farm, redis: Redis) -> None:
+    beat_slots(farm, 2)
+    held = running(farm)
+    assert not farm.limiter.reserve("r1", 2, life_seconds=30, asks_again=True)
+    assert 0 < redis.pttl(Keys.RESERVING) <= 2000
+    redis.delete(Keys.RESERVING)  # as its time does
+    assert farm.limiter.reserve("r2", 1, life_seconds=30)
+    end(farm, held)
+
+
+def test_what_is_left_of_a_reservation_can_be_given_back(farm: Farm) -> None:
+    beat_slots(farm, 2)
+    assert farm.limiter.reserve("r1", 2, life_seconds=30)
+    first = leased(farm)
+    admit(farm, first[0].episode_id, reservation_id="r1")
+    assert farm.limiter.capacity().reserved == 1
+    farm.limiter.release_reservation("r1")
+    assert farm.limiter.capacity().free == 1
+    second = running(farm)
+    end(farm, first, second)
+
+
+def test_expired_reservations_are_dropped(farm: Farm, redis: Redis) -> None:
+    beat_slots(farm, 2)
+    assert farm.limiter.reserve("r1", 2, life_seconds=0.02)
+    wait_until(lambda: farm.limiter.capacity().reserved == 0, description="the reservation has expired")
+    assert farm.limiter.reserve("r2", 2, life_seconds=0.02)
+    assert redis.hkeys(Keys.RESERVATIONS) == ["r2"]
+    wait_until(lambda: farm.limiter.capacity().reserved == 0, description="the reservation has expired")
+    episode = running(farm)
+    assert redis.hlen(Keys.RESERVATIONS) == 0
+    end(farm, episode)
+
+
+def test_a_limit_below_the_reservation_ends_the_batch_at_once(farm: Farm, redis: Redis) -> None:
+    beat_slots(farm, 2)
+    assert farm.limiter.reserve("r1", 2, life_seconds=30)
+    redis.hset(Keys.LIMITS, "concurrency", 1)
+    for _ in range(2):
+        spec, lease = leased(farm)
+        since = time.monotonic()
+        with pytest.raises(EpisodeAborted) as refused:
+            admit(farm, spec.episode_id, reservation_id="r1")
+        assert refused.value.outcome is Outcome.ADMISSION_TIMEOUT
+        assert time.monotonic() - since < PROMPT_SECONDS
+        end(farm, (spec, lease))
+    assert redis.zcard(Keys.PERMITS) == redis.zcard(Keys.WAITERS) == 0

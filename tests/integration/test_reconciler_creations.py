@@ -1,0 +1,158 @@
+"""Creations of unknown outcome under the reconciler: found by key or tag, or held for their longest life."""
+
+from __future__ import annotations
+
+import pytest
+from redis import Redis
+
+from orchestrator.errors import (
+    ConcurrencyLimited,
+    NothingSent,
+    OutcomeUnknown,
+)
+from orchestrator.keys import Keys
+from orchestrator.vocabulary import AllocationState, Outcome
+from tests.support.scene import LEASE_SECONDS, Scene
+from tests.support.truth import (
+    a_receipt,
+    a_request,
+    admit,
+    intended,
+    leased,
+    stored,
+)
+
+pytest_plugins = ["tests.support.scene"]
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["marked unknown", "killed before it could"])
+def test_the_sandbox_of_a_lost_create_answer_is_found_by_its_key(scene: Scene, marked: bool) -> None:
+    spec, lease = leased(scene.farm)
+    admit(scene.farm, spec.episode_id)
+    row = intended(scene.farm, spec, lease)
+    scene.provider.lose_create_answers = 1
+    with pytest.raises(OutcomeUnknown):
+        scene.provider.create(a_request(spec))
+    [sandbox_id] = scene.provider.running
+    if marked:
+        scene.farm.ledger.allocations.unknown(row, lease.token, "lost")
+    scene.kill(spec)
+    scene.round()
+    assert scene.provider.deleted == [sandbox_id]
+    assert scene.provider.running == {}
+    assert [request.allocation_id for request in scene.provider.created] == [row.allocation_id] * 2
+    assert scene.provider.created[0] == scene.provider.created[1], "the stored body, not one like it"
+    assert scene.state(spec) is AllocationState.ABSENT
+    assert scene.permits == 0
+
+
+def test_an_unknown_creation_of_an_ended_episode_is_settled(scene: Scene) -> None:
+    spec, lease = leased(scene.farm)
+    admit(scene.farm, spec.episode_id)
+    row = intended(scene.farm, spec, lease)
+    scene.provider.lose_create_answers = 1
+    with pytest.raises(OutcomeUnknown):
+        scene.provider.create(a_request(spec))
+    scene.farm.ledger.allocations.unknown(row, lease.token, "lost")
+    scene.farm.ledger.commit(a_receipt(spec, Outcome.TRANSPORT), lease.token)
+    assert scene.permits == 1
+    assert scene.round().settled == [row.allocation_id]
+    assert scene.provider.running == {}
+    assert scene.permits == 0
+
+
+def test_a_creation_that_cannot_be_repeated_is_found_by_its_tags(scene: Scene) -> None:
+    spec, lease = leased(scene.farm)
+    row = intended(scene.farm, spec, lease)
+    scene.provider.add(a_request(spec).metadata)
+    scene.farm.ledger.allocations.unknown(row, lease.token, "lost")
+    scene.farm.ledger.commit(a_receipt(spec, Outcome.TRANSPORT), lease.token)
+    scene.provider.refuse_creates = ConcurrencyLimited("20 running")
+    assert scene.round().settled == [row.allocation_id]
+    assert scene.provider.running == {}
+
+
+def test_a_list_that_ignores_its_filter_costs_nobody_else_a_sandbox(scene: Scene) -> None:
+    spec, lease = leased(scene.farm)
+    tags = a_request(spec).metadata
+    scene.provider.add({})
+    scene.provider.add({"farm": "another-farm", "allocation": tags["allocation"]})
+    scene.provider.add({"farm": tags["farm"], "allocation": "another-allocation"})
+    scene.provider.ignore_filter = True
+    scene.provider.refuse_creates = ConcurrencyLimited("20 running")
+    intended(scene.farm, spec, lease)
+    scene.kill(spec)
+    scene.round()
+    assert scene.provider.deleted == []
+    assert len(scene.provider.running) == 3
+    ours = scene.provider.add(tags)
+    assert scene.round().settled == [tags["allocation"]]
+    assert scene.provider.deleted == [ours]
+
+
+def test_what_was_never_named_keeps_its_permit_until_its_longest_life_is_over(scene: Scene) -> None:
+    spec, lease = leased(scene.farm)
+    admit(scene.farm, spec.episode_id)
+    row = intended(scene.farm, spec, lease)
+    scene.provider.refuse_creates = ConcurrencyLimited("20 running")
+    scene.kill(spec)
+    report = scene.round()
+    assert report.finished == [spec.episode_id]
+    assert row.allocation_id in report.unresolved
+    assert scene.state(spec) is AllocationState.UNKNOWN
+    scene.pass_time(10 + 300 - LEASE_SECONDS - 2)  # the reconciler is one lease time ahead from the start
+    assert row.allocation_id in scene.round().unresolved
+    assert scene.permits == 1
+    scene.pass_time(4)
+    report = scene.round()
+    assert (report.settled, report.unresolved) == ([row.allocation_id], {})
+    assert scene.state(spec) is AllocationState.EXPIRED
+    assert scene.permits == 0
+
+
+def test_the_longest_life_counts_from_the_last_sending_and_not_from_the_intent(scene: Scene, redis: Redis) -> None:
+    """Between intent and sending a slot may have waited for the limiter as long as its deadline."""
+    spec, lease = leased(scene.farm)
+    admit(scene.farm, spec.episode_id)
+    row = intended(scene.farm, spec, lease)
+    redis.hset(Keys.allocation(row.allocation_id), "intended_at", int((scene.farm.ledger.now() - 500) * 1000))
+    scene.farm.ledger.allocations.unknown(row, lease.token, "its answer was lost a moment ago")
+    scene.farm.ledger.commit(a_receipt(spec, Outcome.TRANSPORT), lease.token)
+    scene.provider.refuse_creates = ConcurrencyLimited("20 running")
+    assert row.allocation_id in scene.round().unresolved
+    assert scene.permits == 1
+    scene.pass_time(400)
+    assert scene.round().settled == [row.allocation_id]
+
+
+def test_a_provider_that_is_away_frees_nothing_and_holds_nothing_for_ever(scene: Scene) -> None:
+    spec, lease = leased(scene.farm)
+    admit(scene.farm, spec.episode_id)
+    row = intended(scene.farm, spec, lease)
+    scene.provider.refuse_creates = OutcomeUnknown("no answer")
+    scene.provider.refuse_list = OutcomeUnknown("no answer")
+    scene.kill(spec)
+    assert row.allocation_id in scene.round().unresolved
+    assert row.allocation_id in scene.round().unresolved
+    assert scene.permits == 1
+    scene.pass_time(400)
+    assert scene.round().settled == [], "our own repetition may have created it just now"
+    scene.provider.refuse_creates = NothingSent("connection refused")
+    scene.pass_time(400)
+    assert scene.round().settled == [row.allocation_id]
+    assert scene.permits == 0
+
+
+def test_an_unknown_creation_is_priced_from_when_the_provider_says_it_started(scene: Scene, redis: Redis) -> None:
+    spec, lease = leased(scene.farm)
+    row = intended(scene.farm, spec, lease)
+    now = scene.farm.ledger.now()
+    redis.hset(Keys.allocation(row.allocation_id), "intended_at", int((now - 100) * 1000))
+    scene.provider.started_at = now - 60
+    scene.provider.lose_create_answers = 1
+    with pytest.raises(OutcomeUnknown):
+        scene.provider.create(a_request(spec))
+    scene.kill(spec)
+    scene.round()
+    running = stored(scene.farm, row.allocation_id).running_seconds
+    assert running == pytest.approx(60 + LEASE_SECONDS, abs=2)

@@ -1,0 +1,266 @@
+"""Lost episodes under the reconciler: one receipt, every sandbox settled, nothing judged or freed by hope."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from redis import Redis
+
+from orchestrator.errors import (
+    LeaseLost,
+)
+from orchestrator.keys import Keys
+from orchestrator.reconciler import Reconciler, Report
+from orchestrator.rounds import run_rounds
+from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome, Role, allocation_id
+from tests.support.fake_provider import FakeProvider
+from tests.support.scene import LEASE_SECONDS, Scene
+from tests.support.truth import (
+    a_receipt,
+    a_request,
+    admit,
+    expire,
+    intended,
+    leased,
+    opened_farm,
+    stored,
+)
+from tests.support.waiting import wait_until
+
+pytest_plugins = ["tests.support.scene"]
+
+
+def test_a_lost_workers_episode_ends_worker_lost_and_its_sandbox_is_deleted(scene: Scene) -> None:
+    spec, _, sandbox_id = scene.started()
+    scene.kill(spec)
+    report = scene.round()
+    assert (report.finished, report.unresolved) == ([spec.episode_id], {})
+    receipt = scene.receipt(spec)
+    assert (receipt.outcome, receipt.reward) == (Outcome.WORKER_LOST, None)
+    assert receipt.allocations == (allocation_id(spec.episode_id, 1, Role.POLICY),)
+    assert scene.provider.running == {}
+    assert scene.provider.deleted == [sandbox_id]
+    assert scene.state(spec) is AllocationState.ABSENT
+    assert scene.permits == 0
+    assert scene.round() == Report()
+
+
+def test_a_slot_that_renews_its_lease_is_left_alone(scene: Scene, redis: Redis) -> None:
+    spec, lease, sandbox_id = scene.started()
+    redis.zadd(Keys.LEASES, {spec.episode_id: (scene.ledger.now() + 5) * 1000})
+    assert scene.round() == Report()
+    assert sandbox_id in scene.provider.running
+    scene.farm.ledger.allocations.absent(
+        stored(scene.farm, allocation_id(spec.episode_id, 1, Role.POLICY)), lease.token, running_ms=1
+    )
+    scene.farm.ledger.commit(a_receipt(spec), lease.token)
+
+
+def test_a_lease_that_looks_over_to_a_wrong_clock_is_not_seized(scene: Scene) -> None:
+    """The plan may be wrong; the script that seizes asks Redis's own clock."""
+    spec, lease = leased(scene.farm, lease_seconds=60)
+    scene.pass_time(1000)
+    assert scene.round().finished == []
+    scene.farm.ledger.commit(a_receipt(spec), lease.token)
+
+
+def test_the_old_owners_late_commit_is_refused(scene: Scene) -> None:
+    spec, lease, _ = scene.started()
+    scene.kill(spec)
+    scene.round()
+    with pytest.raises(LeaseLost):
+        scene.farm.ledger.commit(a_receipt(spec, Outcome.SOLVED), lease.token)
+    assert scene.receipt(spec).outcome is Outcome.WORKER_LOST
+    assert scene.farm.redis.hget(Keys.COUNTERS, "episodes:solved") is None
+
+
+def test_the_old_owner_can_allocate_nothing_more(scene: Scene) -> None:
+    spec, lease, _ = scene.started()
+    scene.kill(spec)
+    scene.round()
+    with pytest.raises(LeaseLost):
+        intended(scene.farm, spec, lease, Role.VERIFIER)
+    with pytest.raises(LeaseLost):
+        admit(scene.farm, spec.episode_id)
+    assert scene.permits == 0
+
+
+def test_both_sandboxes_of_a_lost_episode_are_settled(scene: Scene) -> None:
+    spec, lease, _ = scene.started()
+    row = intended(scene.farm, spec, lease, Role.VERIFIER)
+    sandbox_id = scene.provider.create(a_request(spec, Role.VERIFIER)).sandbox_id
+    scene.farm.ledger.allocations.created(row, sandbox_id, lease.token, creating_ms=1)
+    scene.kill(spec)
+    assert len(scene.round().settled) == 2
+    assert scene.provider.running == {}
+    assert len(scene.receipt(spec).allocations) == 2
+
+
+def test_an_undeletable_sandbox_keeps_its_permit_and_is_settled_later(scene: Scene) -> None:
+    spec, _, sandbox_id = scene.started()
+    scene.provider.undeletable.add(sandbox_id)
+    scene.kill(spec)
+    name = allocation_id(spec.episode_id, 1, Role.POLICY)
+    for _ in range(3):
+        report = scene.round()
+        assert list(report.unresolved) == [name]
+        assert sandbox_id in report.unresolved[name]
+        assert scene.state(spec) is AllocationState.UNRESOLVED
+        assert scene.permits == 1
+    assert scene.receipt(spec).outcome is Outcome.WORKER_LOST
+    assert scene.farm.redis.hget(Keys.COUNTERS, "cleanups:unresolved") == "1"
+    scene.provider.undeletable.clear()
+    assert scene.round().settled == [name]
+    assert scene.permits == 0
+    assert scene.round() == Report()
+
+
+def test_a_deletion_answered_before_it_is_true_is_not_confirmed_absence(scene: Scene) -> None:
+    spec, _, sandbox_id = scene.started()
+    scene.provider.answers_before_true.add(sandbox_id)
+    scene.kill(spec)
+    report = scene.round()
+    assert list(report.unresolved) == [allocation_id(spec.episode_id, 1, Role.POLICY)]
+    assert scene.state(spec) is AllocationState.UNRESOLVED
+    assert scene.permits == 1
+    scene.provider.answers_before_true.clear()
+    scene.round()
+    assert scene.state(spec) is AllocationState.ABSENT
+    assert scene.permits == 0
+
+
+def test_one_that_cannot_be_settled_does_not_keep_the_others_waiting(scene: Scene) -> None:
+    first, _, stuck = scene.started()
+    second, _, _ = scene.started()
+    scene.provider.undeletable.add(stuck)
+    for spec in (first, second):
+        scene.kill(spec)
+    report = scene.round()
+    assert sorted(report.finished) == sorted([first.episode_id, second.episode_id])
+    assert list(scene.provider.running) == [stuck]
+    scene.provider.undeletable.clear()
+    scene.round()
+
+
+def test_a_rival_that_takes_over_half_way_costs_a_round_and_no_more(scene: Scene) -> None:
+    """While one reconciler deletes, its lease runs out and another one finishes the episode."""
+    spec, _, sandbox_id = scene.started()
+    other, _, _ = scene.started()
+    scene.provider.undeletable.add(sandbox_id)
+
+    class SlowProvider(FakeProvider):
+        def delete(self, sandbox: str) -> None:
+            if sandbox == sandbox_id:
+                expire(scene.farm.redis, spec.episode_id)
+                token = scene.farm.ledger.seize(spec.episode_id, "rival", lease_seconds=30)
+                assert token is not None
+                scene.farm.ledger.commit(a_receipt(spec, Outcome.WORKER_LOST), token)
+            scene.provider.delete(sandbox)
+
+    slow = SlowProvider(running=scene.provider.running)
+    reconciler = Reconciler(
+        "slow", ledger=scene.ledger, queue=scene.farm.queue, provider=slow, lease_seconds=LEASE_SECONDS
+    )
+    scene.pass_time(LEASE_SECONDS)
+    for lost in (spec, other):
+        scene.kill(lost)
+    report = reconciler.run_once()
+    assert report.finished == [other.episode_id]
+    assert set(report.unresolved) == {spec.episode_id, allocation_id(spec.episode_id, 1, Role.POLICY)}
+    assert scene.receipt(spec).detail is None, "the rival's receipt stands"
+    scene.provider.undeletable.clear()
+    scene.round()
+    assert scene.permits == 0
+
+
+def test_no_lease_is_judged_within_one_lease_time_after_an_interruption(scene: Scene) -> None:
+    spec, _, sandbox_id = scene.started()
+    scene.kill(spec)
+    scene.reconciler.interrupted()
+    assert scene.round() == Report()
+    scene.pass_time(LEASE_SECONDS - 1)
+    assert scene.round() == Report()
+    assert sandbox_id in scene.provider.running
+    scene.pass_time(1.1)
+    assert scene.round().finished == [spec.episode_id]
+
+
+def test_an_outage_that_the_client_rode_out_is_an_interruption_too(scene: Scene) -> None:
+    clock = [0.0]
+    watcher = Reconciler(
+        "watcher",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        provider=scene.provider,
+        lease_seconds=LEASE_SECONDS,
+        clock=lambda: clock[0],
+    )
+    scene.pass_time(LEASE_SECONDS + 1)
+    assert watcher.run_once() == Report()
+    spec, _, _ = scene.started()
+    scene.kill(spec)
+    clock[0] += LEASE_SECONDS  # one call that hung in retries for so long
+    assert watcher.run_once() == Report()
+    scene.pass_time(LEASE_SECONDS + 1)
+    clock[0] += 1
+    assert watcher.run_once().finished == [spec.episode_id]
+
+
+def test_a_new_reconciler_judges_nothing_within_its_first_lease_time(scene: Scene) -> None:
+    spec, _, _ = scene.started()
+    scene.kill(spec)
+    young = Reconciler(
+        "young", ledger=scene.ledger, queue=scene.farm.queue, provider=scene.provider, lease_seconds=LEASE_SECONDS
+    )
+    assert young.run_once() == Report()
+    scene.pass_time(LEASE_SECONDS + 0.1)
+    assert young.run_once().finished == [spec.episode_id]
+
+
+def test_a_lost_episodes_sandbox_is_priced_though_nobody_noted_its_size(scene: Scene, redis: Redis) -> None:
+    spec, _, _ = scene.started()
+    name = allocation_id(spec.episode_id, 1, Role.POLICY)
+    redis.hincrby(Keys.allocation(name), "created_at", -60_000)
+    scene.kill(spec)
+    scene.round()
+    row = stored(scene.farm, name)
+    assert row.running_seconds is not None
+    assert row.running_seconds >= 60
+    settings = scene.farm.settings
+    per_second = 2 * settings.vcpu_usd_per_second + 0.5 * settings.gib_usd_per_second
+    assert row.cost_picousd == pytest.approx(row.running_seconds * per_second * 1e12)
+    assert redis.hget(Keys.COUNTERS, "cost_picousd:policy") == str(row.cost_picousd)
+
+
+def test_one_reconciler_leads_at_a_time_and_hands_over(scene: Scene, redis_url: str, redis: Redis) -> None:
+    spec, lease = leased(scene.farm, lease_seconds=60)
+    reports: dict[str, list[Report]] = {"a": [], "b": []}
+    stops = {name: threading.Event() for name in reports}
+
+    def rounds(name: str) -> None:
+        with opened_farm(redis_url) as farm:
+            reconciler = Reconciler(
+                name, ledger=farm.ledger, queue=farm.queue, provider=FakeProvider(), lease_seconds=0.1
+            )
+            run_rounds(
+                farm.redis, reconciler, name, every_seconds=0.02, stop=stops[name], on_report=reports[name].append
+            )
+
+    threads = {name: threading.Thread(target=rounds, args=(name,)) for name in reports}
+    for thread in threads.values():
+        thread.start()
+    wait_until(lambda: len(reports["a"]) + len(reports["b"]) > 5, description="a few rounds")
+    first, second = ("a", "b") if reports["a"] else ("b", "a")
+    assert reports[second] == []
+    assert 0 < redis.pttl(Keys.RECONCILER) <= 10_000
+    stops[first].set()
+    threads[first].join(10)
+    wait_until(lambda: reports[second], seconds=5, description="the other leads")
+    stops[second].set()
+    threads[second].join(10)
+    assert redis.get(Keys.RECONCILER) is None
+    row = scene.farm.ledger.row(spec.episode_id)
+    assert row is not None
+    assert row.state is EpisodeState.RUNNING
+    scene.farm.ledger.commit(a_receipt(spec), lease.token)

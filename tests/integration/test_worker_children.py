@@ -1,0 +1,39 @@
+"""Forked children: no stop signal is lost around a fork, and what dies is started again with growing pauses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.waiting import wait_until
+from workers.children import Child, reap
+
+
+@pytest.fixture(autouse=True)
+def _noting_parent() -> Iterator[list[int]]:
+    """A parent that notes its stop signals, as a supervisor does."""
+    noted: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
+    yield noted
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stop_signal_right_after_the_fork_is_not_lost() -> None:
+    for _ in range(30):
+        child = Child("sleeper", lambda start: time.sleep(20))
+        child.start()
+        child.send(signal.SIGTERM)
+        _, status = os.waitpid(child.pid, 0)
+        assert os.WTERMSIG(status) == signal.SIGTERM
+
+
+def test_a_child_that_dies_is_started_again_until_nobody_wants_it() -> None:
+    child = Child("dier", lambda start: None)
+    child.start()
+    wait_until(lambda: reap([child], keep=[child]) is None and child.starts >= 3, description="it was started again")
+    wait_until(lambda: reap([child]) is None and child.pid == 0, description="it stays down")
+    assert child.pause > 0.2
