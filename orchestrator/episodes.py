@@ -7,6 +7,7 @@ asked again; an infrastructure failure is remembered and raised again when the r
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from contextlib import suppress
 from types import TracebackType
@@ -54,12 +55,15 @@ class Episode:
     def __init__(self, spec: EpisodeSpec, mailbox: Mailbox, ledger: Ledger, finished: Finished) -> None:
         self.spec = spec
         self.episode_id = spec.episode_id
+        self.run_id = spec.run_id
         self.remote = spec.drive is Drive.REMOTE
         self._mailbox = mailbox
         self._ledger = ledger
         self._finished = finished
         self._number = RESET_NUMBER
         self._ready: Observation | None = None
+        self._acting = threading.Lock()
+        """One action after another, whichever threads ask: numbers are given out and answers read in one order."""
         self._unsure: Action | None = None
         """An action whose posting failed: it may have arrived, so its number is its own."""
 
@@ -89,7 +93,10 @@ class Episode:
 
         Raises InfrastructureLost when the episode was aborted, EpisodeClosed when it has ended otherwise.
         """
-        size = len(command.encode())
+        try:
+            size = len(command.encode())
+        except UnicodeEncodeError as error:
+            raise FarmError(f"a command has to be text that UTF-8 can carry ({error.reason})") from None
         if size > self.spec.budgets.command_bytes:
             raise CommandTooLarge(
                 f"a command is at most {self.spec.budgets.command_bytes} bytes, got {size}: write a file"
@@ -167,10 +174,15 @@ class Episode:
             left = BLOCK_SECONDS if ends is None else ends - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"{self.episode_id} has no receipt after {timeout_seconds:g} s")
+            self._require_row()
             self._finished.after(position, left)
 
     def _act(self, action: Action) -> Result:
         self._require_remote()
+        with self._acting:
+            return self._act_alone(action)
+
+    def _act_alone(self, action: Action) -> Result:
         if self._unsure is not None:  # whether or not it arrived: no other action's answer is read under its number
             self._post(self._unsure)
         done = self._post(action)
@@ -193,6 +205,7 @@ class Episode:
             except ActionPending:
                 receipt = self.receipt()
                 if receipt is None:
+                    self._require_row()
                     continue
                 late = self._mailbox.result(number)  # it may have been stored between the two looks
                 return late or Result(outcome=receipt.outcome, reward=receipt.reward, detail=receipt.detail)
@@ -204,6 +217,10 @@ class Episode:
         if receipt.outcome.scored:
             raise EpisodeClosed(f"the episode has ended: {receipt.outcome}; ask for its reward()")
         raise InfrastructureLost(receipt.outcome, receipt.detail or "")
+
+    def _require_row(self) -> None:
+        if not self._ledger.knows(self.episode_id):
+            raise FarmError(f"the farm does not know {self.episode_id} (any more): its Redis was emptied, or it is old")
 
     def _require_remote(self) -> None:
         if not self.remote:

@@ -168,6 +168,10 @@ class Ledger:
         """Whether somebody asked for the episode's end."""
         return bool(self._redis.hexists(Keys.episode(episode_id), "cancel"))
 
+    def knows(self, episode_id: str) -> bool:
+        """Whether there is a row or a receipt of this episode."""
+        return bool(self._redis.exists(Keys.episode(episode_id), Keys.receipt(episode_id)))
+
     def count_lost_job(self, episode_id: str) -> int:
         """Count that the episode's job vanished before its lease was taken; how often by now."""
         return int(self._redis.hincrby(Keys.episode(episode_id), "lost_jobs", 1))

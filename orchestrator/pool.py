@@ -153,7 +153,8 @@ class Pool:
         if not self.ledger.open(spec) and (row := self.ledger.row(spec.episode_id)) is not None:
             spec = row.spec
         self._queue.enqueue(spec)
-        episode = Episode(spec, Mailbox(self.redis, spec.episode_id), self.ledger, self._finished)
+        finished = self._finished if spec.run_id == self.run_id else Finished(self.redis, spec.run_id)
+        episode = Episode(spec, Mailbox(self.redis, spec.episode_id), self.ledger, finished)
         self._episodes[spec.episode_id] = episode
         return episode
 
@@ -163,10 +164,16 @@ class Pool:
         """Yield receipts as episodes end; raises TimeoutError when nothing ended for `timeout_seconds`."""
         waiting = {episode.episode_id for episode in (self._episodes.values() if episodes is None else episodes)}
         position, quiet_since = START, time.monotonic()
+        elsewhere = [name for name in waiting if name in self._episodes and self._episodes[name].run_id != self.run_id]
         while waiting:
             patience = BLOCK_SECONDS if timeout_seconds is None else quiet_since + timeout_seconds - time.monotonic()
             for entry, episode_id in self._finished.after(position, patience):
                 position = entry
+                if episode_id in waiting and (receipt := self.ledger.receipt(episode_id)) is not None:
+                    waiting.discard(episode_id)
+                    quiet_since = time.monotonic()
+                    yield receipt
+            for episode_id in elsewhere:  # submitted before, under another run: its stream is not ours
                 if episode_id in waiting and (receipt := self.ledger.receipt(episode_id)) is not None:
                     waiting.discard(episode_id)
                     quiet_since = time.monotonic()

@@ -11,12 +11,15 @@ import json
 import logging
 import os
 import select
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.parentage import die_with_parent
 
 logger = logging.getLogger(__name__)
+
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 _WARM_UP_AFTER_SECONDS = 0.05
 """A slot that gets its next job sooner than this is busy: then warming up only costs processor time."""
@@ -36,10 +39,15 @@ class SpareHorse:
     def __init__(self, warm: Callable[[], None], run: Callable[[Order], None]) -> None:
         slot = os.getpid()
         reader, self._writer = os.pipe()
+        # The slot's handler raises to stop it; raised inside Python's own fork hooks, that would be swallowed.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         self.pid = os.fork()
         if self.pid == 0:
             code = 1
             try:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
                 os.close(self._writer)
                 die_with_parent(slot)
                 os.setpgid(0, 0)
@@ -50,6 +58,7 @@ class SpareHorse:
             finally:
                 os._exit(code)
         os.close(reader)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
 
     def start(self, order: Order) -> bool:
         """Hand over the order; False when the spare is dead, and then reaped."""

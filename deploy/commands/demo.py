@@ -27,6 +27,7 @@ def demo() -> None:
     """
     import json
 
+    from deploy.commands.resolve import stop_as_ctrl_c_does
     from deploy.exit_codes import ExitCode
     from deploy.local_farm import LocalFarm
     from deploy.rollouts import as_json, run_scripted, summary
@@ -36,6 +37,7 @@ def demo() -> None:
     from orchestrator.tasks import load_builtin
     from orchestrator.transcripts import read_transcript
 
+    stop_as_ctrl_c_does()
     task = load_builtin("weekly-sales")
     own = {"redis_url": None, "e2b_api_key": None, "e2b_api_url": None, "template": "base"}
     settings = load_settings().model_copy(update=own)

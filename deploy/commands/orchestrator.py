@@ -25,12 +25,14 @@ def orchestrator() -> None:
     import signal
     import threading
 
-    from deploy.commands.resolve import connected_settings, start_logging
+    from deploy.commands.resolve import connected_settings, provider_of, start_logging
     from orchestrator.farm import open_farm
     from orchestrator.rounds import run_rounds
+    from workers.preflight import require_accepted_key
 
     settings = connected_settings()
     start_logging(settings)
+    require_accepted_key(lambda: provider_of(settings))
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

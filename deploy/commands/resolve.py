@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from typing import TYPE_CHECKING
 
 from deploy.embedded import running_stack
@@ -42,6 +43,23 @@ def provider_of(settings: Settings) -> Provider:
         api_url=settings.e2b_api_url,
         request_seconds=settings.budgets.create_request_seconds,
     )
+
+
+def is_running(pid: int) -> bool:
+    """Whether this host has such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def stop_as_ctrl_c_does() -> None:
+    """Let SIGTERM and a closed terminal end this command in order, as Ctrl-C does: sandboxes are deleted first."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 def start_logging(settings: Settings) -> None:

@@ -37,6 +37,7 @@ def run(
     import contextlib
     import sys
 
+    from deploy.commands.resolve import stop_as_ctrl_c_does
     from deploy.embedded import running_stack
     from deploy.exit_codes import ExitCode
     from deploy.local_farm import LocalFarm
@@ -47,6 +48,7 @@ def run(
     from orchestrator.settings import load_settings
     from orchestrator.tasks import load_tasks
 
+    stop_as_ctrl_c_does()
     if policy != "scripted":
         raise SettingsError(f"--policy {policy!r}: only 'scripted' is built in; drive models through orchestrator.Pool")
     tasks = [found for name in task for found in load_tasks(name)]

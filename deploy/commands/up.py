@@ -38,10 +38,10 @@ def up(
 
     def on_signal(*_: object) -> None:
         stop.set()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)  # a second one closes what still runs
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
     with LocalFarm(load_settings(), workers=workers) as farm:
         where = farm.settings.e2b_api_url or "the E2B cloud"

@@ -34,8 +34,9 @@ def worker(
     import secrets
     import socket
 
-    from deploy.commands.resolve import connected_settings, provider_of, start_logging
+    from deploy.commands.resolve import connected_settings, is_running, provider_of, start_logging
     from orchestrator.errors import SettingsError
+    from orchestrator.farm import open_farm
 
     settings = connected_settings()
     start_logging(settings)
@@ -43,6 +44,12 @@ def worker(
     name = worker_id or f"{host}-{secrets.token_hex(3)}"
     if not re.fullmatch(r"[a-z0-9-]{1,40}", name):
         raise SettingsError(f"--id {name!r}: a worker's id is 1 to 40 of a-z, 0-9 and '-'")
+
+    for row in open_farm(settings).presence.workers():
+        if row.worker_id in (name, f"{name}-1") and (row.host != socket.gethostname() or is_running(row.pid)):
+            raise SettingsError(
+                f"--id {name}: worker {row.worker_id} on {row.host} is alive (pid {row.pid}); take another"
+            )
 
     from workers.crew import run_crew
 

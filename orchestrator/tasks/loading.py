@@ -41,6 +41,8 @@ def load_tasks(path_or_name: str | Path) -> list[Task]:
         return [load_builtin(name)]
     path = Path(path_or_name)
     try:
+        if path.exists() and not path.is_file():
+            raise TaskError([f"{name}: cannot be read: it is not a file"])
         if path.stat().st_size > SET_BYTES:
             raise TaskError([f"{name}: is larger than {SET_BYTES // 1024 // 1024} MiB; split it"])
         content = path.read_bytes()

@@ -47,7 +47,7 @@ def test_a_redis_that_is_not_there_is_one_clear_line(someone: User) -> None:
     code, process = someone.run("run", "weekly-sales", REDIS_URL="redis://:secret@127.0.0.1:1/0")
     assert code == ExitCode.REDIS
     line = one_line(process.stderr)
-    assert "no Redis at redis://***@127.0.0.1:1/0" in line
+    assert "no Redis at redis://:***@127.0.0.1:1/0" in line
     assert "secret" not in line
     assert process.stdout == ""
 

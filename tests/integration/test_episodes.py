@@ -282,3 +282,38 @@ def test_many_episodes_are_driven_side_by_side(pool: Pool, settings: Settings) -
         order = [name for name, _ in groupby(command.split()[0] for command in commands)]
         assert len(order) == len(set(order)), "a slot runs one episode after another"
     assert len(one.commands) + len(two.commands) == 30
+
+
+def test_threads_that_drive_one_episode_get_their_own_answers(pool: Pool, slot: TinySlot) -> None:
+    episode = pool.submit(TASK)
+    episode.reset()
+    answers: dict[int, str] = {}
+
+    def call(number: int) -> None:
+        answers[number] = str(episode.terminal(f"echo {number}"))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert answers == {number: f"ran echo {number}" for number in range(6)}
+    episode.close()
+
+
+def test_an_episode_that_redis_forgot_is_an_error_and_no_endless_wait(pool: Pool, redis: Redis) -> None:
+    episode = pool.submit(TASK)
+    redis.flushall()
+    began = time.monotonic()
+    with pytest.raises(FarmError, match="does not know"):
+        episode.reset()
+    with pytest.raises(FarmError, match="does not know"):
+        episode.wait()
+    assert time.monotonic() - began < 15
+
+
+def test_a_command_that_is_no_text_is_a_clear_error(pool: Pool, slot: TinySlot) -> None:
+    episode = pool.submit(TASK)
+    with pytest.raises(FarmError, match="UTF-8"):
+        episode.terminal("\ud800")
+    episode.close()

@@ -8,21 +8,13 @@ import time
 import pytest
 from redis import Redis
 
-from orchestrator.errors import (
-    ConcurrencyLimited,
-    EpisodeAborted,
-    LeaseLost,
-    RateLimited,
-)
+from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, LeaseLost, RateLimited
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
 from tests.support.line import PROMPT_SECONDS
-from tests.support.truth import (
-    farm_settings,
-    opened_farm,
-)
+from tests.support.truth import farm_settings, opened_farm
 from tests.support.waiting import wait_until
 
 

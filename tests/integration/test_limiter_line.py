@@ -11,23 +11,14 @@ import time
 import pytest
 from redis import Redis
 
-from orchestrator.errors import (
-    EpisodeAborted,
-    LeaseLost,
-)
+from orchestrator.errors import EpisodeAborted, LeaseLost
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.limiter import Admission
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
 from tests.support.line import PROMPT_SECONDS, Waiter, end, queue_up, running
-from tests.support.truth import (
-    a_receipt,
-    admit,
-    farm_settings,
-    leased,
-    opened_farm,
-)
+from tests.support.truth import a_receipt, admit, farm_settings, leased, opened_farm
 
 CONTENDER = """
 import sys, threading

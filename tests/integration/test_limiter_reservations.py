@@ -8,23 +8,14 @@ import time
 import pytest
 from redis import Redis
 
-from orchestrator.errors import (
-    CapacityError,
-    EpisodeAborted,
-)
+from orchestrator.errors import CapacityError, EpisodeAborted
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.limiter import Admission
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
 from tests.support.line import PROMPT_SECONDS, end, queue_up, running
-from tests.support.truth import (
-    admit,
-    beat_slots,
-    farm_settings,
-    leased,
-    opened_farm,
-)
+from tests.support.truth import admit, beat_slots, farm_settings, leased, opened_farm
 from tests.support.waiting import wait_until
 
 

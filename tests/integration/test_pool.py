@@ -221,3 +221,10 @@ def test_the_password_of_a_redis_is_not_shown() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert "hunter2" not in expect_unavailable(f"redis://user:hunter2@127.0.0.1:{port}/0")
+
+
+def test_an_episode_of_another_run_is_waited_for_as_well(pool: Pool, slot: TinySlot, settings: Settings) -> None:
+    pool.submit(TASK, policy=SCRIPT, episode_id="e-shared").wait(20)
+    with Pool(settings, run_id="run-other") as other:
+        episode = other.submit(TASK, policy=SCRIPT, episode_id="e-shared")
+        assert [row.receipt.run_id for row in other.as_completed([episode], timeout_seconds=20)] == ["run-test"]

@@ -5,22 +5,11 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
-from orchestrator.errors import (
-    ConcurrencyLimited,
-    NothingSent,
-    OutcomeUnknown,
-)
+from orchestrator.errors import ConcurrencyLimited, NothingSent, OutcomeUnknown
 from orchestrator.keys import Keys
 from orchestrator.vocabulary import AllocationState, Outcome
 from tests.support.scene import LEASE_SECONDS, Scene
-from tests.support.truth import (
-    a_receipt,
-    a_request,
-    admit,
-    intended,
-    leased,
-    stored,
-)
+from tests.support.truth import a_receipt, a_request, admit, intended, leased, stored
 
 pytest_plugins = ["tests.support.scene"]
 

@@ -7,25 +7,14 @@ import threading
 import pytest
 from redis import Redis
 
-from orchestrator.errors import (
-    LeaseLost,
-)
+from orchestrator.errors import LeaseLost
 from orchestrator.keys import Keys
 from orchestrator.reconciler import Reconciler, Report
 from orchestrator.rounds import run_rounds
 from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome, Role, allocation_id
 from tests.support.fake_provider import FakeProvider
 from tests.support.scene import LEASE_SECONDS, Scene
-from tests.support.truth import (
-    a_receipt,
-    a_request,
-    admit,
-    expire,
-    intended,
-    leased,
-    opened_farm,
-    stored,
-)
+from tests.support.truth import a_receipt, a_request, admit, expire, intended, leased, opened_farm, stored
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.scene"]

@@ -8,11 +8,7 @@ from orchestrator.keys import Keys
 from orchestrator.reconciler import Report
 from orchestrator.vocabulary import Outcome, job_id
 from tests.support.scene import Scene
-from tests.support.truth import (
-    a_receipt,
-    a_spec,
-    leased,
-)
+from tests.support.truth import a_receipt, a_spec, leased
 
 pytest_plugins = ["tests.support.scene"]
 

@@ -34,6 +34,15 @@ def test_a_stop_signal_right_after_the_fork_is_not_lost() -> None:
 def test_a_child_that_dies_is_started_again_until_nobody_wants_it() -> None:
     child = Child("dier", lambda start: None)
     child.start()
-    wait_until(lambda: reap([child], keep=[child]) is None and child.starts >= 3, description="it was started again")
-    wait_until(lambda: reap([child]) is None and child.pid == 0, description="it stays down")
+
+    def starts() -> int:
+        reap([child], keep=[child])
+        return child.starts
+
+    def alive() -> bool:
+        reap([child])
+        return child.pid != 0
+
+    wait_until(lambda: starts() >= 3, description="it was started again")
+    wait_until(lambda: not alive(), description="it stays down")
     assert child.pause > 0.2

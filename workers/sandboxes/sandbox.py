@@ -9,13 +9,22 @@ import time
 
 import e2b
 
-from orchestrator.errors import AnswerLate, ArtifactMissing, ArtifactTooLarge, OutcomeUnknown, SandboxGone
+from orchestrator.errors import (
+    AnswerLate,
+    ArtifactMissing,
+    ArtifactTooLarge,
+    OutcomeUnknown,
+    ProviderError,
+    SandboxGone,
+)
 from orchestrator.provider import CommandResult
 from workers.sandboxes import shell
 from workers.sandboxes.failures import in_sandbox
 from workers.sandboxes.headers import last_answer
 
 _FORBIDDEN = 403
+
+_NOT_STARTED = b"the sandbox could not start this command\n"
 
 
 class E2BSandbox:
@@ -53,6 +62,13 @@ class E2BSandbox:
         except AnswerLate:
             self.probe()
             return CommandResult(exit_code=None, stdout=b"", stderr=b"", timed_out=True, truncated=True)
+        except ProviderError as error:
+            if type(error.__cause__) not in (e2b.SandboxException, e2b.InvalidArgumentException):
+                raise
+            self.probe()  # healthy, and its agent said that it cannot start it: too many processes, a closed home
+            return CommandResult(
+                exit_code=shell.NOT_STARTED, stdout=b"", stderr=_NOT_STARTED, timed_out=False, truncated=False
+            )
         return shell.parse(stdout, stderr, timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes)
 
     def _reply(self, program: str, command: str, *, limit_chars: int, response_seconds: float) -> tuple[str, str]:

@@ -26,6 +26,9 @@ ENVIRONMENT = {"HOME": "/"}
 _GRACE_SECONDS = 0.2
 """How long output of a background process is waited for after the leader's end. EOF ends the wait at once."""
 
+NOT_STARTED = 126
+"""What a shell answers for a command that cannot be executed."""
+
 KILLED = 128 + 9
 """What a shell calls the exit of a process that SIGKILL ended."""
 
