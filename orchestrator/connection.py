@@ -7,6 +7,9 @@ again, with backoff, for about ten seconds; after that the error reaches the cal
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
@@ -16,6 +19,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from orchestrator.errors import RedisUnavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BLOCK_SECONDS = 5
 """The longest blocking call; well below the socket timeout, so that a silent server is noticed."""
@@ -56,6 +62,22 @@ def client(url: str, *, text: bool = True) -> Redis:
         raise RedisUnavailable(
             f"REDIS_URL is not the address of a Redis ({error}); write it like redis://127.0.0.1:6379/0"
         ) from error
+
+
+def redis_border(method: Callable[P, T]) -> Callable[P, T]:
+    """A public call of the trainer's side: what Redis fails with leaves it as RedisUnavailable."""
+
+    @wraps(method)
+    def translated(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except RedisError as error:
+            raise RedisUnavailable(
+                f"Redis failed on the way: {without_password(str(error))}; nothing submitted is lost while its data is "
+                "kept: ask again when it is back"
+            ) from error
+
+    return translated
 
 
 def without_password(text: str) -> str:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
-from orchestrator.connection import BLOCK_SECONDS
+from orchestrator.connection import BLOCK_SECONDS, redis_border
 from orchestrator.errors import (
     ActionPending,
     CommandTooLarge,
@@ -75,6 +75,7 @@ class Episode:
     ) -> None:
         self.close()
 
+    @redis_border
     def reset(self) -> Observation:
         """Wait until the sandbox is ready; raises EpisodeAborted when it never will be."""
         self._require_remote()
@@ -88,6 +89,7 @@ class Episode:
             self._ready = Observation.of(result)
         return self._ready
 
+    @redis_border
     def terminal(self, command: str) -> Observation:
         """Run one shell command in the policy sandbox; the sandbox is waited for first.
 
@@ -107,6 +109,7 @@ class Episode:
             self._raise_ended(self._wait_receipt(self.spec.budgets.cleanup_seconds))
         return Observation.of(result)
 
+    @redis_border
     def submit(self) -> str:
         """Have the artifact verified in a fresh sandbox; both sandboxes are gone when this returns."""
         self.reset()
@@ -116,6 +119,7 @@ class Episode:
             self._raise_ended(receipt)
         return "Submitted. The episode is closed."
 
+    @redis_border
     def reward(self) -> float:
         """The committed reward in [0, 1]; without a submission this ends the episode at 0.0.
 
@@ -132,12 +136,14 @@ class Episode:
             raise EpisodeAborted(receipt.outcome, receipt.detail or "")
         return receipt.reward
 
+    @redis_border
     def close(self) -> None:
         """End the episode if it has not ended (`cancelled`), and wait until its sandboxes are settled."""
         if self.receipt() is None:
             self.cancel()
             self.wait()
 
+    @redis_border
     def cancel(self) -> None:
         """Ask for the end without waiting for it; an episode that nobody has taken yet ends here and now."""
         row = self._ledger.row(self.episode_id)
@@ -159,11 +165,13 @@ class Episode:
         self._ledger.commit(receipt, lease.token)
         return True
 
+    @redis_border
     def receipt(self) -> Receipt | None:
         """The receipt, or None while the episode is open."""
         settled = self._ledger.receipt(self.episode_id)
         return settled.receipt if settled else None
 
+    @redis_border
     def wait(self, timeout_seconds: float | None = None) -> Receipt:
         """Block until the receipt is there; raises TimeoutError."""
         ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds

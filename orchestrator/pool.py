@@ -18,7 +18,7 @@ from types import TracebackType
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
-from orchestrator.connection import BLOCK_SECONDS, require_answer
+from orchestrator.connection import BLOCK_SECONDS, redis_border, require_answer
 from orchestrator.episodes import Episode
 from orchestrator.errors import CapacityError, FarmError
 from orchestrator.farm import open_farm
@@ -89,10 +89,12 @@ class Pool:
         """Ids of the episodes submitted here, in order."""
         return list(self._episodes)
 
+    @redis_border
     def capacity(self) -> Capacity:
         """What could be admitted now."""
         return self._limiter.capacity()
 
+    @redis_border
     def reserve(self, count: int, *, wait_seconds: float = 0.0) -> Reservation:
         """Reserve `count` places, all or nothing, waiting at most `wait_seconds` for them to be free.
 
@@ -115,6 +117,7 @@ class Pool:
             time.sleep(min(0.1, max(0.0, ends - time.monotonic())))
         return Reservation(reservation_id, count, self._limiter)
 
+    @redis_border
     def submit(
         self,
         task: Task,
@@ -167,7 +170,7 @@ class Pool:
         elsewhere = [name for name in waiting if name in self._episodes and self._episodes[name].run_id != self.run_id]
         while waiting:
             patience = BLOCK_SECONDS if timeout_seconds is None else quiet_since + timeout_seconds - time.monotonic()
-            for entry, episode_id in self._finished.after(position, patience):
+            for entry, episode_id in redis_border(self._finished.after)(position, patience):
                 position = entry
                 if episode_id in waiting and (receipt := self.ledger.receipt(episode_id)) is not None:
                     waiting.discard(episode_id)
@@ -181,6 +184,7 @@ class Pool:
             if waiting and timeout_seconds is not None and time.monotonic() - quiet_since > timeout_seconds:
                 raise TimeoutError(f"no episode ended for {timeout_seconds:g} s; still open: {sorted(waiting)}")
 
+    @redis_border
     def receipts(self, episodes: Sequence[Episode]) -> list[SettledReceipt]:
         """Wait for all of them; in the given order."""
         done = {settled.receipt.episode_id: settled for settled in self.as_completed(episodes)}

@@ -65,11 +65,15 @@ def run(
         if not pool.capacity().live_slots:
             errors().print("no worker is alive yet; waiting for one (rollout-farm worker starts one)", markup=False)
         receipts = []
-        for settled in run_scripted(pool, tasks, episodes=episodes, script=script, check=check):
-            receipts.append(settled)
-            sys.stdout.write(json_line(settled) + "\n")
-            sys.stdout.flush()
-        errors().print(summary(receipts), soft_wrap=False)
+        try:
+            for settled in run_scripted(pool, tasks, episodes=episodes, script=script, check=check):
+                receipts.append(settled)
+                sys.stdout.write(json_line(settled) + "\n")
+                sys.stdout.flush()
+        finally:
+            errors().print(summary(receipts), soft_wrap=False)
+            if still_open := len(pool.submitted) - len(receipts):
+                errors().print(f"{still_open} episodes have no receipt yet: rollout-farm status", markup=False)
     if any(settled.receipt.reward is None for settled in receipts):
         raise typer.Exit(ExitCode.ABORTED)
 

@@ -11,7 +11,14 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import CommandTooLarge, EpisodeAborted, EpisodeClosed, FarmError, InfrastructureLost
+from orchestrator.errors import (
+    CommandTooLarge,
+    EpisodeAborted,
+    EpisodeClosed,
+    FarmError,
+    InfrastructureLost,
+    RedisUnavailable,
+)
 from orchestrator.finished import Finished
 from orchestrator.keys import Keys
 from orchestrator.mailbox import Action, Mailbox, Result
@@ -251,7 +258,7 @@ def test_after_a_failed_call_no_answer_is_read_as_anothers(pool: Pool, slot: Tin
     episode = Episode(spec, mailbox, pool.ledger, Finished(pool.redis, spec.run_id))
     assert episode.terminal("first") == "ran first"
     mailbox.breaks = True
-    with pytest.raises(RedisConnectionError):
+    with pytest.raises(RedisUnavailable):
         episode.terminal("second")
     mailbox.breaks = False
     wait_until(lambda: "second" in slot.commands, description="the command had arrived")

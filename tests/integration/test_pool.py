@@ -5,11 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
+from deploy.embedded import EmbeddedRedis
 from orchestrator.errors import CapacityError, EpisodeAborted, RedisUnavailable
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool
@@ -228,3 +232,15 @@ def test_an_episode_of_another_run_is_waited_for_as_well(pool: Pool, slot: TinyS
     with Pool(settings, run_id="run-other") as other:
         episode = other.submit(TASK, policy=SCRIPT, episode_id="e-shared")
         assert [row.receipt.run_id for row in other.as_completed([episode], timeout_seconds=20)] == ["run-test"]
+
+
+def test_a_redis_that_goes_away_is_a_typed_error(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis", appendfsync="no") as server:
+        with Pool(farm_settings(server.url)) as pool:
+            episode = pool.submit(TASK, policy=SCRIPT)
+            pool.redis.set_retry(Retry(NoBackoff(), 0))
+            server.kill()
+            for call in (pool.capacity, episode.receipt, episode.wait, lambda: next(iter(pool.as_completed()))):
+                with pytest.raises(RedisUnavailable):
+                    call()
+            server.start()

