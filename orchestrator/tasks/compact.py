@@ -3,11 +3,13 @@
     {"id": ..., "prompt": ..., "input": CSV, "expected": {region: total},
      "verification": {"input": CSV, "expected": {region: total}}}
 
-Program, command, grader and scripts are always the same; `expected` is what the visible input should give.
+Program, command, grader and scripts are always the same; `expected` is what the visible input should give. The two
+files lie in /home/user, or in the directory below it where the prompt says that report.py is.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Annotated
@@ -31,6 +33,9 @@ with open("{SALES}", newline="") as sales:
 print(json.dumps(totals, sort_keys=True))
 """
 REPAIRED = BUGGY.replace('= int(row["amount"])', '= totals.get(row["region"], 0) + int(row["amount"])')
+
+
+_PROGRAM_IN_PROMPT = re.compile(r"(/home/user(?:/[A-Za-z0-9_-]+)*)/report\.py\b")
 
 
 def _totals(expected: JsonValue) -> JsonValue:
@@ -71,20 +76,28 @@ class CompactTask(BaseModel):
 
     def task(self) -> Task:
         """The same task in the full form."""
-        inspect = f"cat {PROGRAM} {SALES}; {COMMAND}"
+        named = _PROGRAM_IN_PROMPT.search(self.prompt)
+        directory = named[1] if named else "/home/user"
+        program, sales = (f"{directory}{path.removeprefix('/home/user')}" for path in (PROGRAM, SALES))
+
+        def there(text: str) -> str:
+            return text.replace(PROGRAM, program).replace(SALES, sales)
+
+        command = there(COMMAND)
+        inspect = f"cat {program} {sales}; {command}"
         return Task(
             id=self.id,
             prompt=self.prompt,
-            files={PROGRAM: BUGGY, SALES: self.input},
-            artifact=PROGRAM,
-            command=COMMAND,
-            verification={SALES: self.verification.input},
+            files={program: there(BUGGY), sales: self.input},
+            artifact=program,
+            command=command,
+            verification={sales: self.verification.input},
             grader="integer_totals",
             expected=self.verification.expected,
             visible_expected=self.expected,
             scripts={
                 "buggy": (inspect,),
-                "repair": (inspect, f"printf %s {shlex.quote(REPAIRED)} > {PROGRAM}", COMMAND),
+                "repair": (inspect, f"printf %s {shlex.quote(there(REPAIRED))} > {program}", command),
             },
         )
 

@@ -132,3 +132,19 @@ def test_misspelled_input_is_still_read_as_the_compact_form() -> None:
         "two-regions: inptu: unknown field; did you mean 'input'?",
         "two-regions: input: is required",
     ]
+
+
+def test_the_files_of_a_compact_task_lie_where_its_prompt_says() -> None:
+    raw = {
+        "id": "elsewhere",
+        "prompt": "Repair /home/user/work/report.py. The input is /home/user/work/sales.csv.",
+        "input": "region,amount\neast,10\n",
+        "expected": {"east": 10},
+        "verification": {"input": "region,amount\nwest,3\n", "expected": {"west": 3}},
+    }
+    task = parse_task(raw)
+    assert set(task.files) == {"/home/user/work/report.py", "/home/user/work/sales.csv"}
+    assert task.artifact == "/home/user/work/report.py"
+    assert set(task.verification) == {"/home/user/work/sales.csv"}
+    assert '"/home/user/work/sales.csv"' in task.files[task.artifact]
+    assert "/home/user/report.py" not in task.model_dump_json()
