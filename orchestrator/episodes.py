@@ -152,9 +152,14 @@ class Episode:
         self._ledger.cancel(self.episode_id)
         if row.state is EpisodeState.QUEUED and self._end_queued(row):
             return
-        if self._ready is not None:
-            with suppress(FarmError):  # over already, or an action of doubtful fate has that number: the flag will do
-                self._mailbox.post(self._number + 1, Action(name="close"))
+        # The flag alone is seen within a second; an action is seen at once, where none of ours is on its way.
+        if self._ready is not None and self._unsure is None and self._acting.acquire(blocking=False):
+            try:
+                with suppress(EpisodeClosed):
+                    self._mailbox.post(self._number + 1, Action(name="close"))
+                    self._number += 1
+            finally:
+                self._acting.release()
 
     def _end_queued(self, row: EpisodeRow) -> bool:
         """Take the lease ourselves, as a slot would, and write the receipt: no sandbox was ever intended."""
