@@ -155,7 +155,7 @@ class Episode:
         # The flag alone is seen within a second; an action is seen at once, where none of ours is on its way.
         if self._ready is not None and self._unsure is None and self._acting.acquire(blocking=False):
             try:
-                with suppress(EpisodeClosed):
+                with suppress(FarmError):  # over already, or somebody else drives it too: the flag will do
                     self._mailbox.post(self._number + 1, Action(name="close"))
                     self._number += 1
             finally:
