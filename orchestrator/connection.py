@@ -1,7 +1,10 @@
 """Connections to the farm's Redis: text for our own keys, bytes for RQ. The one layer that retries a Redis call.
 
-Every script and write can be repeated with the same id and change nothing, so a call whose answer was lost is sent
-again, with backoff, for about ten seconds; after that the error reaches the caller.
+Rows, leases, permits, receipts and actions can be written again with the same id and change nothing, so a call whose
+answer was lost is sent again, with backoff; where the connection is refused that lasts about ten seconds, then the
+error reaches the caller. Two scripts are not of that kind, and err on the careful side: a creation's place may be
+booked twice (`take_creation`), a 429 counted twice (`report_limited`). What is done again in a moment anyway
+(heartbeats, rounds, farewells) takes an impatient client: one attempt, so that an outage is seen when it is there.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _SOCKET_SECONDS = 15
 def require_answer(url: str) -> None:
     """Raise RedisUnavailable at once when the farm's Redis cannot be reached or refuses us."""
     try:
-        with Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3, retry=Retry(NoBackoff(), 0)) as first:
+        with Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3, retry=_once()) as first:
             first.ping()
     except (RedisError, ValueError, OSError) as error:
         raise RedisUnavailable(
@@ -41,7 +44,7 @@ def require_answer(url: str) -> None:
         ) from error
 
 
-def client(url: str, *, text: bool = True) -> Redis:
+def client(url: str, *, text: bool = True, patient: bool = True) -> Redis:
     """A client of the farm's Redis; `text=False` is what RQ needs. Makes no request, so it may precede a fork.
 
     Raises RedisUnavailable when `url` is not the address of a Redis.
@@ -53,8 +56,8 @@ def client(url: str, *, text: bool = True) -> Redis:
             decode_responses=text,
             socket_connect_timeout=5,
             socket_timeout=_SOCKET_SECONDS,
-            retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=2), 9),
-            retry_on_error=[RedisConnectionError, RedisTimeoutError, BusyLoadingError],
+            retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=2), 9) if patient else _once(),
+            retry_on_error=[RedisConnectionError, RedisTimeoutError, BusyLoadingError] if patient else [],
             driver_info=None,  # finding out its own version costs redis-py 4 ms a connection
             **keepalive,
         )
@@ -62,6 +65,15 @@ def client(url: str, *, text: bool = True) -> Redis:
         raise RedisUnavailable(
             f"REDIS_URL is not the address of a Redis ({error}); write it like redis://127.0.0.1:6379/0"
         ) from error
+
+
+def make_impatient(redis: Redis) -> None:
+    """From here on this client makes one attempt a call: its process is leaving."""
+    redis.set_retry(_once())
+
+
+def _once() -> Retry:
+    return Retry(NoBackoff(), 0)
 
 
 def redis_border(method: Callable[P, T]) -> Callable[P, T]:

@@ -32,11 +32,14 @@ class Farm:
     queue: JobQueue
 
 
-def open_farm(settings: Settings) -> Farm:
-    """The farm that these settings name; raises RedisUnavailable when they name no Redis."""
+def open_farm(settings: Settings, *, patient: bool = True) -> Farm:
+    """The farm that these settings name; raises RedisUnavailable when they name no Redis.
+
+    `patient` is about Redis calls that fail (connection.py).
+    """
     if settings.redis_url is None:
         raise RedisUnavailable("REDIS_URL is not set; set it, or use the embedded stack (rollout-farm up)")
-    redis = client(settings.redis_url)
+    redis = client(settings.redis_url, patient=patient)
     retention = settings.receipt_retention_seconds
     rates = Rates(settings.vcpu_usd_per_second, settings.gib_usd_per_second)
     concurrency, rate = settings.limits()
@@ -48,5 +51,5 @@ def open_farm(settings: Settings) -> Farm:
         presence=Presence(
             redis, slot_seconds=settings.lease_lost_seconds, trainer_seconds=settings.trainer_lost_seconds
         ),
-        queue=JobQueue(client(settings.redis_url, text=False), settings.queue),
+        queue=JobQueue(client(settings.redis_url, text=False, patient=patient), settings.queue),
     )

@@ -137,7 +137,7 @@ class Limiter:
         ends = time.monotonic() + wait_seconds
         while True:
             longest_ms = max(0, int((ends - time.monotonic()) * 1000))
-            wait_ms, _ = self._scripts.run("take_creation", [Keys.LIMITS], [self._rate, longest_ms])
+            wait_ms = self._scripts.run("take_creation", [Keys.LIMITS], [self._rate, longest_ms])
             if wait_ms <= 0:
                 return
             if wait_ms > longest_ms:

@@ -169,14 +169,16 @@ class Pool:
         position, quiet_since = START, time.monotonic()
         elsewhere = [name for name in waiting if name in self._episodes and self._episodes[name].run_id != self.run_id]
         while waiting:
-            patience = BLOCK_SECONDS if timeout_seconds is None else quiet_since + timeout_seconds - time.monotonic()
-            for entry, episode_id in redis_border(self._finished.after)(position, patience):
-                position = entry
+            for episode_id in elsewhere:  # submitted before, under another run: its stream is not ours
                 if episode_id in waiting and (receipt := self.ledger.receipt(episode_id)) is not None:
                     waiting.discard(episode_id)
                     quiet_since = time.monotonic()
                     yield receipt
-            for episode_id in elsewhere:  # submitted before, under another run: its stream is not ours
+            if not waiting:
+                return
+            patience = BLOCK_SECONDS if timeout_seconds is None else quiet_since + timeout_seconds - time.monotonic()
+            for entry, episode_id in redis_border(self._finished.after)(position, patience):
+                position = entry
                 if episode_id in waiting and (receipt := self.ledger.receipt(episode_id)) is not None:
                     waiting.discard(episode_id)
                     quiet_since = time.monotonic()

@@ -1,4 +1,8 @@
-"""The one tenacity factory: who may try again, how often, how far apart. Everything else makes one attempt."""
+"""The one tenacity factory: who may try again, how often, how far apart.
+
+Two places repeat calls without it: redis-py's own retries (connection.py), and the creation loop
+(workers/allocator.py), whose waits are not its own but the limiter's.
+"""
 
 from __future__ import annotations
 

@@ -168,6 +168,11 @@ class Executor:
             self._sandbox.probe()
         return self._end(outcome, detail)
 
+    def leave(self) -> None:
+        """Give the server's place back; its sandbox is gone already, or the allocator's to delete."""
+        with suppress(ProviderError):
+            self._session.close()
+
     def idle(self) -> None:
         """Call it while nothing is asked: raises when the lease is lost, the trainer gone, the episode cancelled."""
         self._parts.transcript.settle()
@@ -299,8 +304,7 @@ class Executor:
         self._parts.transcript.flush()
         self._parts.ledger.commit(receipt, self._lease.token)
         self.receipt = receipt
-        with suppress(ProviderError):  # the place is the server's to free; the sandbox is gone already
-            self._session.close()
+        self.leave()
         return receipt
 
     def _receipt(self, outcome: Outcome, detail: str | None) -> Receipt:

@@ -159,6 +159,7 @@ class _Run:
             receipt = self._drive(lease, keeper, executor, timeline)
         except BaseException:
             allocator.abandon()  # no receipt can be written: whoever holds the token now finishes the episode
+            executor.leave()
             raise
         return receipt.outcome if receipt is not None else "deferred"
 

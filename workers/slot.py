@@ -20,7 +20,7 @@ from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from orchestrator.connection import client
+from orchestrator.connection import client, make_impatient
 from orchestrator.queue import EXECUTABLE_EXTRAS, refusal
 from workers import jobs
 from workers.parentage import die_with_parent, leave_terminal_signals_to_parent
@@ -70,6 +70,14 @@ class SlotWorker(Worker):
         """Tie the fresh horse to this slot before it does anything."""
         die_with_parent(self._slot_pid)
         super().main_work_horse(job, queue)
+
+    def teardown(self) -> None:
+        """Say goodbye once: when Redis has gone too, RQ's own rows expire by themselves."""
+        make_impatient(self.connection)
+        try:
+            super().teardown()  # type: ignore[no-untyped-call]
+        except RedisError as error:
+            self.log.warning("departure not noted: %s", error)
 
     def _warm(self) -> None:
         self.setup_work_horse_signals()  # type: ignore[no-untyped-call]

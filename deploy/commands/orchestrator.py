@@ -46,7 +46,7 @@ def orchestrator() -> None:
             logger.error("unresolved %s: %s", item, reason)
 
     run_rounds(
-        open_farm(settings).redis,
+        open_farm(settings, patient=False).redis,
         reconciler,
         name,
         every_seconds=settings.reconcile_seconds,
@@ -88,7 +88,7 @@ def _reconciler(settings: Settings) -> tuple[str, Reconciler]:
     from orchestrator.farm import open_farm
     from orchestrator.reconciler import Reconciler
 
-    farm = open_farm(settings)
+    farm = open_farm(settings, patient=False)  # a round that fails is followed by another
     name = f"orchestrator-{secrets.token_hex(4)}"
     return name, Reconciler(
         name,

@@ -76,8 +76,7 @@ def test_a_killed_up_takes_everything_along(someone: User, up: Marked) -> None:
     assert len(up.alive()) > 4
     up.process.kill()
     up.process.wait()
-    # Seconds pass with a worker that still asks for its Redis, which has gone too: ten a question.
-    wait_until(lambda: not up.alive(), description="no process is left", seconds=60)
+    wait_until(lambda: not up.alive(), description="no process is left", seconds=30)
 
 
 def test_a_dead_worker_ends_up_with_its_reason(someone: User, up: Marked) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 
 import httpx
@@ -10,7 +9,7 @@ import pytest
 
 from orchestrator.errors import LeaseLost, OutcomeUnknown
 from orchestrator.keys import Keys
-from orchestrator.provider import CommandResult, CreateRequest, Sandbox, SandboxRow
+from orchestrator.provider import CommandResult, CreateRequest, Sandbox
 from orchestrator.vocabulary import Outcome, Role, allocation_id
 from tests.support.farm import BUDGETS, KEY, Field, candidate, repaired, script
 from tests.support.truth import a_receipt, leased
@@ -76,9 +75,6 @@ class NotingProvider(E2BProvider):
             self.stubborn -= 1
             raise OutcomeUnknown("the answer was lost")
         super().delete(sandbox_id)
-
-    def list(self, metadata: Mapping[str, str]) -> list[SandboxRow]:
-        return super().list(metadata)
 
 
 def requests_of(field: Field, episode_id: str) -> dict[Role, CreateRequest]:

@@ -133,8 +133,6 @@ class FullSandbox(E2BSandbox):
 class FullDisks(E2BProvider):
     """Every sandbox it attaches is full."""
 
-    def prepare(self) -> None: ...
-
     def attach(self, sandbox_id: str, *, lifetime_seconds: int) -> Sandbox:
         attached = super().attach(sandbox_id, lifetime_seconds=lifetime_seconds)
         assert isinstance(attached, E2BSandbox)

@@ -132,12 +132,6 @@ class Field(Checks):
         attempt: int = 1,
     ) -> str:
         """Run an episode to its end in this thread, as a work horse does; what the job returned."""
-        sessions: list[TerminusSession] = []
-
-        def open_session(budgets: Budgets) -> TerminusSession:
-            sessions.append(TerminusSession(terminus_url or self.ground.terminus_url, budgets))
-            return sessions[-1]
-
         self.farm.ledger.open(spec)
         context = jobs.SlotContext(
             self.settings,
@@ -145,14 +139,9 @@ class Field(Checks):
             "worker-test-1",
             self.farm,
             provider or self.provider,
-            open_session,
+            lambda budgets: TerminusSession(terminus_url or self.ground.terminus_url, budgets),
         )
-        try:
-            return jobs._Run(context, spec, attempt).run()
-        except BaseException:
-            for session in sessions:  # the exit of a work horse does so; the server's places are for the tests to come
-                session.close()
-            raise
+        return jobs._Run(context, spec, attempt).run()
 
     def remote(self, spec: EpisodeSpec, **options: Any) -> Running:
         """Run a remote episode in a thread; its trainer is alive for `trainer_lost_seconds`."""
