@@ -69,16 +69,20 @@ class LocalFarm:
                 reason = f"workers ended with {child.returncode}:\n{last_lines(self.logs / 'workers.log')}"
                 raise ProviderError(reason) if child.returncode == ExitCode.PROVIDER else FarmError(reason)
 
-    def _child(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def environment(self) -> dict[str, str]:
+        """The environment of a process that works for this farm: ours, and where its Redis and its sandboxes are."""
         settings = self.settings
         environment = {**os.environ, "REDIS_URL": settings.redis_url or ""}
         if settings.e2b_api_key is not None:
             environment["E2B_API_KEY"] = settings.e2b_api_key.get_secret_value()
         if settings.e2b_api_url is not None:
             environment["FARM_E2B_API_URL"] = settings.e2b_api_url
+        return environment
+
+    def _child(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         # -P: a directory of the user's called deploy or workers must not be found in place of ours.
         command = leashed(sys.executable, "-P", "-m", "deploy.cli", *arguments)
-        return spawn(command, log=self.logs / f"{name}.log", environment=environment)
+        return spawn(command, log=self.logs / f"{name}.log", environment=self.environment())
 
     def _wait_ready(self, farm: Farm) -> None:
         ends = time.monotonic() + _READY_SECONDS

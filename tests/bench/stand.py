@@ -1,12 +1,10 @@
 """The stand: an embedded farm for one measurement, in a temporary directory, gone with its context.
 
-What always holds: nothing of the surroundings is used (no REDIS_URL, no E2B key), and the environment variables that a
-farm sets for its children are put back.
+What always holds: nothing of the surroundings is used (no REDIS_URL, no E2B key).
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,21 +21,17 @@ _END_SECONDS = 30.0
 @contextmanager
 def farm_of(workers: int, **settings: object) -> Iterator[LocalFarm]:
     """A running farm with this many workers."""
-    before = dict(os.environ)
     given = Settings.model_validate({"redis_url": None, "e2b_api_key": None, "e2b_api_url": None, **settings})
-    try:
-        with LocalFarm(given, workers=workers, temporary=True) as farm:
-            yield farm
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    with LocalFarm(given, workers=workers, temporary=True) as farm:
+        yield farm
 
 
 @contextmanager
 def one_more_worker(farm: LocalFarm, module: str, *arguments: str) -> Iterator[None]:
     """A worker beside the farm's own: `python -m module ...`, alive when the block begins."""
     known = len(open_farm(farm.settings).presence.workers())
-    child = spawn(leashed(sys.executable, "-m", module, *arguments), log=farm.logs / f"more-{known}.log")
+    command = leashed(sys.executable, "-m", module, *arguments)
+    child = spawn(command, log=farm.logs / f"more-{known}.log", environment=farm.environment())
     try:
         await_workers(farm, known + 1)
         yield
