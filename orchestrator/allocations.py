@@ -7,6 +7,7 @@ counters move in the same script as the settlement.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import cast
 
 from redis import Redis
@@ -87,9 +88,14 @@ class Allocations:
 
     def unsettled(self) -> list[Allocation]:
         """Every allocation that may still run, oldest first."""
-        ids = cast("list[str]", self._redis.zrange(Keys.ALLOCATIONS, 0, -1))
-        rows = (self.get(allocation_id) for allocation_id in ids)
-        return [row for row in rows if row is not None]
+        return self.get_all(cast("list[str]", self._redis.zrange(Keys.ALLOCATIONS, 0, -1)))
+
+    def get_all(self, allocation_ids: Sequence[str]) -> list[Allocation]:
+        """Those of these allocations that there are, in one round trip."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for allocation_id in allocation_ids:
+            pipeline.hgetall(Keys.allocation(allocation_id))
+        return [_allocation(raw) for raw in pipeline.execute() if raw]
 
     def _move(
         self,

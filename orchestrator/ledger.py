@@ -30,6 +30,9 @@ class Lease:
     token: str
     queued_at: float
     taken_at: float
+    farm_tag: str
+    cancelled: bool
+    """Whether somebody has asked for its end already."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Ledger:
         """The farm's random tag: made by whoever asks first, then the same for ever."""
         tag = self._redis.get(Keys.TAG)
         if tag is None:
-            self._redis.set(Keys.TAG, secrets.token_hex(8), nx=True)
+            self._redis.set(Keys.TAG, _new_tag(), nx=True)
             tag = self._redis.get(Keys.TAG)
         return cast(str, tag)
 
@@ -86,13 +89,13 @@ class Ledger:
 
     def take(self, episode_id: str, attempt: int, owner: str, *, lease_seconds: float) -> Lease | None:
         """Take a queued episode for this attempt; None when the row says that it is not ours to take."""
-        keys = [Keys.episode(episode_id), Keys.LEASES, Keys.TOKEN]
-        args: list[str | int | float] = [episode_id, job_id(episode_id, attempt), owner, _ms(lease_seconds)]
+        keys = [Keys.episode(episode_id), Keys.LEASES, Keys.TOKEN, Keys.TAG]
+        args: list[str | int | float] = [episode_id, job_id(episode_id, attempt), owner, _ms(lease_seconds), _new_tag()]
         answer = self._scripts.run("take_lease", keys, args)
         if not answer[0]:
             return None
-        token, queued, taken = answer
-        return Lease(episode_id, attempt, str(token), int(queued) / 1000, int(taken) / 1000)
+        token, queued, taken, tag, cancelled = answer
+        return Lease(episode_id, attempt, str(token), int(queued) / 1000, int(taken) / 1000, tag, bool(cancelled))
 
     def renew(self, lease: Lease, *, lease_seconds: float) -> bool:
         """Prolong the lease; False when it is no longer ours."""
@@ -156,8 +159,7 @@ class Ledger:
         if text is None:
             return None
         receipt = Receipt.model_validate_json(cast(str, text))
-        rows = (self.allocations.get(allocation) for allocation in receipt.allocations)
-        return SettledReceipt(receipt=receipt, allocations=tuple(row for row in rows if row is not None))
+        return SettledReceipt(receipt=receipt, allocations=tuple(self.allocations.get_all(receipt.allocations)))
 
     def cancel(self, episode_id: str) -> None:
         """Ask for an end: whoever runs the episode, or takes it, ends it as cancelled at the next look."""
@@ -243,6 +245,10 @@ def unrun_receipt(
         finished_at=finished_at,
         allocations=allocations,
     )
+
+
+def _new_tag() -> str:
+    return secrets.token_hex(8)
 
 
 def _ms(seconds: float) -> int:

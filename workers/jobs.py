@@ -108,10 +108,15 @@ class _Run:
     def run(self) -> str:
         settings, episode_id = self._context.settings, self._spec.episode_id
         owner = f"{self._context.slot_id}-{os.getpid()}-{secrets.token_hex(4)}"
+        session = self._context.make_session(self._budgets)
+        session.prepare()  # connecting goes on while Redis is asked
         lease = self._ledger.take(episode_id, self._attempt, owner, lease_seconds=settings.lease_lost_seconds)
         if lease is None:
+            session.close()
             logger.warning("not ours to run: its row names another job or is over", extra={"episode": episode_id})
             return "skipped"
+        if self._spec.trainer_id is None and not lease.cancelled:
+            self._looked = time.monotonic()  # the lease has said it all
         keeper = LeaseKeeper(
             self._ledger,
             lease,
@@ -119,11 +124,9 @@ class _Run:
             lost_seconds=settings.lease_lost_seconds,
         )
         with keeper:
-            return self._run_leased(lease, keeper)
+            return self._run_leased(lease, keeper, session)
 
-    def _run_leased(self, lease: Lease, keeper: LeaseKeeper) -> str:
-        session = self._context.make_session(self._budgets)
-        session.prepare()
+    def _run_leased(self, lease: Lease, keeper: LeaseKeeper, session: PolicySession) -> str:
         allocator = Allocator(
             self._spec.episode_id,
             lease.token,
@@ -145,7 +148,7 @@ class _Run:
                 limit_bytes=settings.transcript_bytes,
                 retention_seconds=settings.receipt_retention_seconds,
             ),
-            farm_tag=self._ledger.farm_tag(),
+            farm_tag=lease.farm_tag,
             worker_id=self._context.worker_id,
             check=lambda: self._check(keeper),
             allow=keeper.allow,

@@ -58,7 +58,7 @@ class _Timed:
         return self.seen - self.calls[-1].ended
 
 
-def episode_overhead() -> list[Row]:
+def episode_overhead(episodes: int = _EPISODES, warm_up: int = _WARM_UP) -> list[Row]:
     """Rows of one repair episode after another on an idle worker."""
     task = load_builtin("weekly-sales")
     with farm_of(0) as farm:
@@ -67,7 +67,7 @@ def episode_overhead() -> list[Row]:
             one_more_worker(farm, "tests.bench.timed_worker", str(farm.settings.state_dir / "calls.jsonl")),
             Pool(farm.settings) as pool,
         ):
-            done = [_one(pool, task, log) for _ in range(_WARM_UP + _EPISODES)][_WARM_UP:]
+            done = [_one(pool, task, log) for _ in range(warm_up + episodes)][warm_up:]
         provider = provider_of(farm.settings)
         sandbox_id = provider.create(CreateRequest("bench-warm", "base", 60, allow_internet_access=False)).sandbox_id
         warm = [_attach_seconds(provider.attach, sandbox_id) for _ in range(20)][1:]

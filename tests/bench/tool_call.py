@@ -25,7 +25,7 @@ _WARM_UP = 20
 _BUDGETS = Budgets(policy_window_seconds=300, deadline_seconds=600)
 
 
-def tool_call() -> list[Row]:
+def tool_call(count: int = _PAIRS, warm_up: int = _WARM_UP) -> list[Row]:
     """Rows of alternating calls."""
     with farm_of(1) as farm, Pool(farm.settings) as pool:
         url = open_farm(farm.settings).presence.workers()[0].terminus_url
@@ -36,8 +36,8 @@ def tool_call() -> list[Row]:
                 episode.reset()
                 pairs = [
                     _pair(lambda: episode.terminal("true"), lambda: session.terminal("true"), number)
-                    for number in range(_WARM_UP + _PAIRS)
-                ][_WARM_UP:]
+                    for number in range(warm_up + count)
+                ][warm_up:]
         finally:
             session.close()
     farm_ms = milliseconds([through for through, _ in pairs])

@@ -287,6 +287,15 @@ def test_a_trainer_without_a_heartbeat_loses_its_episode(field: Field, running: 
         episode.reward()
 
 
+def test_an_episode_cancelled_before_it_was_taken_makes_no_sandbox(field: Field) -> None:
+    spec = field.spec(script(candidate(repaired())))
+    field.farm.ledger.open(spec)
+    field.farm.ledger.cancel(spec.episode_id)
+    assert field.run(spec) == Outcome.CANCELLED
+    field.check_ended(spec.episode_id, Outcome.CANCELLED, roles=())
+    assert field.farm.ledger.allocation_ids(spec.episode_id) == ()
+
+
 def test_closing_before_a_submission_cancels(field: Field, running: Running) -> None:
     running.episode.close()
     running.end()

@@ -82,6 +82,19 @@ def test_the_same_owner_asking_again_gets_the_same_lease(farm: Farm) -> None:
     assert farm.ledger.take(spec.episode_id, 1, "owner", lease_seconds=30) == first
 
 
+def test_a_lease_names_the_farm_and_says_whether_the_end_was_asked_for(farm: Farm) -> None:
+    spec, lease = leased(farm)
+    assert (lease.cancelled, lease.farm_tag) == (False, farm.ledger.farm_tag())
+    unwanted = a_spec()
+    farm.ledger.open(unwanted)
+    farm.ledger.cancel(unwanted.episode_id)
+    late = farm.ledger.take(unwanted.episode_id, 1, "owner", lease_seconds=10)
+    assert late is not None
+    assert late.cancelled
+    assert late.farm_tag == lease.farm_tag
+    assert spec.episode_id != unwanted.episode_id
+
+
 def test_tokens_never_repeat(farm: Farm) -> None:
     tokens = [leased(farm)[1].token for _ in range(5)]
     assert len(set(tokens)) == 5
