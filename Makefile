@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input -qq -
 INPUTS := pyproject.toml deploy/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test lint format format-check types pytest bench clean
+.PHONY: help demo install test lint format format-check types pytest bench chaos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,9 @@ pytest: .venv/.dev types
 
 bench: .venv/.dev  ## Measure overheads; prints a table, writes bench.json
 	$(BIN)/python -m tests.bench
+
+chaos: .venv/.dev  ## Kill a farm piece by piece while it runs 200 episodes; nothing may be lost or left
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 clean:  ## Remove .venv, caches and the embedded stack's data
 	rm -rf .venv .farm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info bench.json

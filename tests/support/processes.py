@@ -177,3 +177,19 @@ def children(pid: int) -> list[int]:
             if parent == pid and state != "Z":
                 found.append(int(directory.name))
     return sorted(found)
+
+
+def slots_of(worker: int) -> list[int]:
+    """Pids of a supervisor's slots: its children but the one that listens, its Terminus server."""
+    return [pid for pid in children(worker) if not _listens(pid)]
+
+
+def _listens(pid: int) -> bool:
+    """Whether a process holds a listening TCP socket: of a worker's children only its Terminus server does."""
+    try:
+        held = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+        rows = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    except OSError:
+        return False
+    listening = {f"socket:[{row.split()[9]}]" for row in rows if row.split()[3] == "0A"}
+    return not held.isdisjoint(listening)

@@ -1,0 +1,95 @@
+"""What must hold when a round is over: pure functions over what was read, which return violations as sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.records import Allocation, SettledReceipt
+from orchestrator.vocabulary import AllocationState, Outcome
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The farm after a round. Times are unix seconds."""
+
+    expected: Mapping[str, float]
+    """Every episode that was submitted, with its undisturbed score."""
+    told: Mapping[str, float]
+    """Rewards that the trainer was told."""
+    receipts: Mapping[str, SettledReceipt]
+    written_at: Mapping[str, float]
+    """When each receipt was written."""
+    announced: Sequence[str]
+    """Episodes in the run's stream of finished ones."""
+    counters: Mapping[str, int]
+    leftovers: Mapping[str, Sequence[str]]
+    """What is left, by kind: sandboxes, leases, permits, keys, processes, directories..."""
+
+
+def violations(reading: Reading) -> list[str]:
+    """Everything that is wrong with a round."""
+    return [
+        *_receipts(reading),
+        *_scores(reading),
+        *_absences(reading),
+        *_counters(reading),
+        *(f"left: {kind}: {item}" for kind, items in reading.leftovers.items() for item in items),
+    ]
+
+
+def _receipts(reading: Reading) -> Iterable[str]:
+    announced = Counter(reading.announced)
+    for episode in reading.expected:
+        if episode not in reading.receipts:
+            yield f"{episode} has no receipt"
+        if announced[episode] != 1:
+            yield f"{episode} was announced {announced[episode]} times"
+    for episode in reading.receipts.keys() - reading.expected.keys():
+        yield f"{episode} has a receipt and was never submitted"
+
+
+def _scores(reading: Reading) -> Iterable[str]:
+    for episode, settled in reading.receipts.items():
+        receipt = settled.receipt
+        if not receipt.outcome.scored and receipt.reward is not None:
+            yield f"{episode} ended {receipt.outcome} and has the reward {receipt.reward}"
+        earned = reading.expected.get(episode)
+        # A window that ended while the farm was down is the one honest zero beside the policy's own.
+        ran_out = receipt.outcome is Outcome.WINDOW_EXHAUSTED and receipt.reward == 0.0
+        if receipt.outcome.scored and receipt.reward != earned and not ran_out:
+            yield f"{episode} scored {receipt.reward} ({receipt.outcome}), its policy earns {earned}"
+        if episode in reading.told and reading.told[episode] != receipt.reward:
+            yield f"the trainer was told {reading.told[episode]} of {episode}, its receipt says {receipt.reward}"
+
+
+def _absences(reading: Reading) -> Iterable[str]:
+    for episode, settled in reading.receipts.items():
+        if len(settled.allocations) != len(settled.receipt.allocations):
+            yield f"{episode}: {len(settled.receipt.allocations)} allocations, {len(settled.allocations)} rows"
+        for row in settled.allocations:
+            if not row.state.settled:
+                yield f"{row.allocation_id} is still {row.state}"
+            if settled.receipt.outcome.scored and not _confirmed(row, reading.written_at[episode]):
+                yield f"{episode} has a score and {row.allocation_id} was {row.state} then, absent at {row.absent_at}"
+
+
+def _confirmed(row: Allocation, by: float) -> bool:
+    if row.state is AllocationState.REFUSED:
+        return True
+    return row.state is AllocationState.ABSENT and row.absent_at is not None and row.absent_at <= by
+
+
+def _counters(reading: Reading) -> Iterable[str]:
+    wanted: Counter[str] = Counter()
+    for settled in reading.receipts.values():
+        wanted[f"episodes:{settled.receipt.outcome}"] += 1
+        wanted["tool_calls"] += sum(1 for step in settled.receipt.operations if step.name == "terminal")
+        for row in settled.allocations:
+            if row.state is AllocationState.ABSENT:
+                wanted[f"cost_picousd:{row.role}"] += row.cost_picousd or 0
+                wanted[f"sandbox_ms:{row.role}"] += round(1000 * (row.running_seconds or 0))
+    for name in sorted(wanted.keys() | {name for name in reading.counters if name.startswith(("episodes:", "cost_"))}):
+        if reading.counters.get(name, 0) != wanted[name]:
+            yield f"counter {name} says {reading.counters.get(name, 0)}, the receipts {wanted[name]}"

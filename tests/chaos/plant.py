@@ -1,0 +1,165 @@
+"""The plant: every process of a farm, where each can be killed by SIGKILL and is then started again.
+
+What always holds: Redis keeps its data and its address over a kill (append-only file), the sandbox service keeps its
+address and loses its sandboxes; workers and their children are restarted by the farm itself, the rest by `mend`. Blows
+fall on pids that belong to this plant only.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+from urllib.parse import urlsplit
+
+from deploy.embedded import EmbeddedRedis, LocalSandboxes
+from orchestrator.farm import open_farm
+from orchestrator.settings import Settings
+from tests.chaos.budgets import BUDGETS
+from tests.support.processes import Marked, children, slots_of, worker_environment
+from tests.support.waiting import wait_until
+
+
+class Target(StrEnum):
+    """What a blow falls on."""
+
+    HORSE = "horse"
+    SLOT = "slot"
+    WORKER = "worker"
+    TERMINUS = "terminus"
+    ORCHESTRATOR = "orchestrator"
+    SANDBOXES = "sandboxes"
+    REDIS = "redis"
+
+
+class Plant:
+    """A farm of `workers` workers in `directory`; use `plant(...)`."""
+
+    def __init__(self, directory: Path, workers: int) -> None:
+        self._directory = directory
+        self._count = workers
+        key = f"chaos-{secrets.token_hex(8)}"
+        self.redis = EmbeddedRedis(directory / "redis")
+        self.redis.start()
+        self._sandboxes = LocalSandboxes(directory / "sandboxes", api_key=key)
+        self._sandboxes.start()
+        port = urlsplit(self._sandboxes.url).port or 0
+        self._more_sandboxes: Callable[[], LocalSandboxes] = lambda: LocalSandboxes(
+            directory / "sandboxes", api_key=key, port=port
+        )
+        self.settings = Settings(
+            _env_file=None,  # type: ignore[call-arg]
+            redis_url=self.redis.url,
+            e2b_api_key=key,  # type: ignore[arg-type]
+            e2b_api_url=self._sandboxes.url,
+            state_dir=directory / "state",
+            budgets=BUDGETS,
+            lease_renew_seconds=1,
+            lease_lost_seconds=5,
+            trainer_lost_seconds=30,
+            drain_seconds=5,
+            concurrency_limit=2 * workers,
+        )
+        self._orchestrator = self._command("orchestrator")
+        self._crew = self._command("worker", "--count", str(workers), "--id", "w")
+        self.starts = {"orchestrator": 1, "sandboxes": 1, "redis": 1}
+
+    @property
+    def sandbox_root(self) -> Path:
+        """Where the sandbox service keeps what belongs to running sandboxes."""
+        return self._directory / "sandboxes"
+
+    def wait_ready(self) -> None:
+        """Until all workers have reported."""
+        farm = open_farm(self.settings)
+        wait_until(lambda: len(farm.presence.workers()) >= self._count, description="the workers are up", seconds=60)
+
+    def strike(self, target: Target, random: Random) -> int | None:
+        """Kill one process of this kind, whichever `random` says; its pid, or None when there is none just now."""
+        pids = list(self._pids(target))
+        if not pids:
+            return None
+        pid = random.choice(pids)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def mend(self) -> None:
+        """Start again what has died and has nobody else to start it."""
+        if self.redis.pid is None:
+            self.redis.kill()  # reaps it
+            self.redis.start()
+            self.starts["redis"] += 1
+        if self._sandboxes.pid is None:
+            self._sandboxes.stop()  # reaps it, and removes what it left
+            self._sandboxes = self._more_sandboxes()
+            self._sandboxes.start()
+            self.starts["sandboxes"] += 1
+        if self._orchestrator.process.poll() is not None:
+            self._orchestrator.end()
+            self._orchestrator = self._command("orchestrator")
+            self.starts["orchestrator"] += 1
+        assert self._crew.process.poll() is None, f"the workers ended by themselves:\n{self._crew.stderr[-4000:]}"
+
+    def stop(self) -> list[int]:
+        """End the farm as an operator would; the pids that were still there afterwards (killed now)."""
+        for command in (self._crew, self._orchestrator):
+            command.process.terminate()
+        for command in (self._crew, self._orchestrator):
+            command.wait(60)
+        left = [pid for command in (self._crew, self._orchestrator) for pid in command.alive()]
+        self.destroy()
+        return left
+
+    def destroy(self) -> None:
+        """End whatever still runs, at once."""
+        self._crew.end()
+        self._orchestrator.end()
+        self._sandboxes.stop()
+        self.redis.stop()
+
+    def _pids(self, target: Target) -> Iterator[int]:
+        match target:
+            case Target.ORCHESTRATOR:
+                yield self._orchestrator.pid
+            case Target.SANDBOXES | Target.REDIS:
+                pid = self._sandboxes.pid if target is Target.SANDBOXES else self.redis.pid
+                if pid is not None:
+                    yield pid
+            case Target.WORKER:
+                yield from children(self._crew.pid)
+            case _:
+                for worker in children(self._crew.pid):
+                    yield from self._within(worker, target)
+
+    def _within(self, worker: int, target: Target) -> Iterator[int]:
+        slots = slots_of(worker)
+        if target is Target.TERMINUS:
+            yield from (pid for pid in children(worker) if pid not in slots)
+        elif target is Target.SLOT:
+            yield from slots
+        else:
+            for slot in slots:
+                yield from children(slot)
+
+    def _command(self, *arguments: str) -> Marked:
+        output = self._directory / f"{arguments[0]}.log"
+        command = [sys.executable, "-m", "deploy.cli", *arguments]
+        return Marked(command, environment=worker_environment(self.settings), cwd=self._directory, output=output)
+
+
+@contextmanager
+def plant(directory: Path, *, workers: int) -> Iterator[Plant]:
+    """A plant that is up; whatever happens, nothing of it is left running."""
+    built = Plant(directory, workers)
+    try:
+        built.wait_ready()
+        yield built
+    finally:
+        built.destroy()

@@ -1,0 +1,92 @@
+"""The chaos suite can fail: each invariant names what breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.records import Allocation, Receipt, SettledReceipt
+from orchestrator.vocabulary import AllocationState, Drive, Outcome, Role
+from tests.chaos.invariants import Reading, violations
+
+_ABSENT = Allocation(
+    allocation_id="e-1-a1-policy",
+    episode_id="e-1",
+    role=Role.POLICY,
+    state=AllocationState.ABSENT,
+    sandbox_id="s1",
+    intended_at=1,
+    created_at=2,
+    absent_at=8,
+    running_seconds=6,
+    cost_picousd=60,
+)
+
+
+def settled(outcome: Outcome, reward: float | None, *rows: Allocation) -> SettledReceipt:
+    """The receipt of e-1."""
+    receipt = Receipt(
+        episode_id="e-1",
+        attempt=1,
+        run_id="run",
+        task_id="task",
+        task_digest="0",
+        template="base",
+        drive=Drive.REMOTE,
+        outcome=outcome,
+        reward=reward,
+        queued_at=0,
+        finished_at=9,
+        allocations=tuple(row.allocation_id for row in rows),
+    )
+    return SettledReceipt(receipt=receipt, allocations=rows)
+
+
+CLEAN = Reading(
+    expected={"e-1": 1.0},
+    told={"e-1": 1.0},
+    receipts={"e-1": settled(Outcome.SOLVED, 1.0, _ABSENT)},
+    written_at={"e-1": 9},
+    announced=["e-1"],
+    counters={"episodes:solved": 1, "cost_picousd:policy": 60, "sandbox_ms:policy": 6000, "tool_calls": 0},
+    leftovers={"sandboxes": []},
+)
+
+
+def test_a_clean_round_has_no_violations() -> None:
+    assert violations(CLEAN) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda r: replace(r, receipts={}, counters={}), "e-1 has no receipt"),
+        (lambda r: replace(r, announced=["e-1", "e-1"]), "announced 2 times"),
+        (lambda r: replace(r, expected={}, announced=[]), "never submitted"),
+        (lambda r: replace(r, expected={"e-1": 0.0}), "its policy earns 0.0"),
+        (lambda r: replace(r, told={"e-1": 0.0}), "the trainer was told 0.0"),
+        (lambda r: replace(r, written_at={"e-1": 7}), "has a score and e-1-a1-policy"),
+        (
+            lambda r: replace(r, counters={**r.counters, "cost_picousd:policy": 59}),
+            "counter cost_picousd:policy says 59",
+        ),
+        (lambda r: replace(r, counters={**r.counters, "episodes:deadline": 1}), "counter episodes:deadline says 1"),
+        (lambda r: replace(r, leftovers={"leases": ["e-1"]}), "left: leases: e-1"),
+        (
+            lambda r: replace(
+                r,
+                receipts={
+                    "e-1": settled(
+                        Outcome.SOLVED, 1.0, _ABSENT.model_copy(update={"state": AllocationState.UNRESOLVED})
+                    )
+                },
+            ),
+            "is still unresolved",
+        ),
+    ],
+)
+def test_each_violation_is_said(spoil: Callable[[Reading], Reading], said: str) -> None:
+    found = violations(spoil(CLEAN))
+    assert any(said in problem for problem in found), found
