@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,16 +79,17 @@ def test_episodes_together_keep_to_the_providers_creation_rate(field: Field, fau
 
 
 @pytest.mark.parametrize("retry_after", [True, False])
+@pytest.mark.parametrize("role", BOTH)
 def test_a_creation_that_is_always_rejected_ends_its_episode_with_the_cause(
-    field: Field, faults: ServiceFaults, retry_after: bool
+    field: Field, faults: ServiceFaults, retry_after: bool, role: str
 ) -> None:
-    faults.set(rate_limited="always", retry_after=retry_after)
+    faults.set(rate_limited="always", retry_after=retry_after, only__role=role)
     spec = right(field, deadline_seconds=4)
     assert field.run(spec) == "deadline"
-    settled = field.check_ended(spec.episode_id, Outcome.DEADLINE, roles=())
+    settled = field.check_ended(spec.episode_id, Outcome.DEADLINE, roles=BOTH[: BOTH.index(role)])
     assert "RateLimitException" in (settled.receipt.detail or "")
-    assert [row.state for row in settled.allocations] == ["refused"]
-    attempts = faults.statuses(spec.episode_id)
+    assert settled.allocations[-1].state == "refused"
+    attempts = faults.statuses(f"{spec.episode_id}-a1-{role}")
     assert attempts == [429] * len(attempts)
     assert 2 <= len(attempts) <= 5
 
@@ -144,7 +144,7 @@ def test_a_place_is_not_used_again_while_the_provider_still_counts_the_old_sandb
 # time
 
 
-@pytest.mark.parametrize("distribution", ["constant:0.1", "uniform:0:0.2", "exponential:0.1", "lognormal:0.1:0.5"])
+@pytest.mark.parametrize("distribution", ["uniform:0:0.2", "lognormal:0.1:0.5"])
 def test_latency_of_every_operation_costs_time_only(field: Field, faults: ServiceFaults, distribution: str) -> None:
     operations = ("create", "info", "connect", "delete", "probe", "files", "command")
     faults.set(seed=7, latency=dict.fromkeys(operations, distribution))
@@ -164,7 +164,8 @@ def test_a_sandbox_made_after_its_asker_has_left_is_settled(
     settled = field.check_ended(spec.episode_id, Outcome.TRANSPORT, unresolved=True)
     assert [row.state for row in settled.allocations] == ["unknown"]
     assert field.farm.redis.zscore(Keys.PERMITS, spec.episode_id) is not None
-    assert faults.statuses(spec.episode_id).count(201) <= 1
+    wait_until(lambda: len(faults.statuses(spec.episode_id)) == 3, description="the last one is made and not answered")
+    assert faults.statuses(spec.episode_id) == [None, None, None]
     faults.clear()
     assert reconciled(field).settled == [row.allocation_id for row in settled.allocations]
     field.check_ended(spec.episode_id, Outcome.TRANSPORT)
@@ -297,6 +298,13 @@ def test_a_sandbox_that_dies_early_is_lost(field: Field, faults: ServiceFaults) 
     assert [row["event"] for row in field.events(spec.episode_id)] == ["created", "lost"]
 
 
+def test_a_sandbox_that_dies_at_once_is_lost(field: Field, faults: ServiceFaults) -> None:
+    faults.set(dies_after_seconds=0.001)
+    spec = right(field)
+    assert field.run(spec) == "sandbox_lost"
+    field.check_ended(spec.episode_id, Outcome.SANDBOX_LOST)
+
+
 def test_a_sandbox_that_dies_after_a_command_is_lost_at_the_next(field: Field, faults: ServiceFaults) -> None:
     faults.set(dies_after_commands=2)
     spec = field.spec(script("true", "true", "true"))
@@ -349,6 +357,19 @@ def test_an_answered_deletion_is_no_absence_and_frees_no_permit(
         assert field.run(right(field)) == "solved"
 
 
+def test_a_deletion_that_is_never_answered_is_settled_later(
+    field: Field, faults: ServiceFaults, hasty: tuple[E2BProvider, str]
+) -> None:
+    provider, url = hasty
+    faults.set(hung__delete="always")
+    spec = right(field)
+    assert field.run(spec, provider=provider, terminus_url=url) == "cleanup_unresolved"
+    field.check_ended(spec.episode_id, Outcome.CLEANUP_UNRESOLVED, unresolved=True)
+    faults.clear()
+    reconciled(field)
+    field.check_ended(spec.episode_id, Outcome.CLEANUP_UNRESOLVED)
+
+
 def test_a_verifier_that_cannot_be_deleted_takes_the_score_away(field: Field, faults: ServiceFaults) -> None:
     faults.set(undeletable_seconds=600, only__role="verifier")
     spec = right(field)
@@ -392,22 +413,16 @@ def test_faults_by_the_dice_leave_one_receipt_each_and_nothing_else(field: Field
         latency={"create": "lognormal:0.05:1", "delete": "exponential:0.05"},
         delete_lag_seconds=0.2,
     )
-    specs = [right(field) for _ in range(12)]
-    waiting = list(specs)
-
-    def main() -> None:
-        while waiting:
-            field.run(waiting.pop())
-
-    threads = [threading.Thread(target=main) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
+    field.worker()
+    field.reconcile(every_seconds=1)
+    specs = [right(field) for _ in range(8)]
+    for spec in specs:
+        field.farm.ledger.open(spec)
+        field.farm.queue.enqueue(spec, 1)
+    for spec in specs:
+        field.wait_receipt(spec.episode_id, 60)
     faults.clear()
-    deadline = time.monotonic() + 20
-    while reconciled(field).unresolved and time.monotonic() < deadline:
-        pass
+    wait_until(lambda: not field.farm.ledger.allocations.unsettled(), description="all is settled", seconds=30)
     outcomes = [field.receipt(spec.episode_id).receipt.outcome for spec in specs]
     for spec, outcome in zip(specs, outcomes, strict=True):
         begun = [row["metadata"]["role"] for row in field.events(spec.episode_id) if row["event"] == "created"]

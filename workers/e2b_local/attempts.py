@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from workers.e2b_local.asgi import App, Message, Receive, Scope, Send, headers_of
+from workers.e2b_local.asgi import App, Message, Receive, Scope, Send, connection_of, headers_of
 
 _KEPT = 100_000
 
@@ -35,11 +35,13 @@ class Attempts:
     async def watch(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Let `app` answer one creation, and note what it answered."""
         arrived, began = time.time(), time.monotonic()
+        connection = connection_of(scope)
         status: int | None = None
 
         async def noting(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
+            left = connection is not None and connection.is_closing()
+            if message["type"] == "http.response.start" and not left:
                 status = message["status"]
             await send(message)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workers.e2b_local.asgi import App, Message, Receive, Scope, Send, headers_of, read_body, respond
+from workers.e2b_local.asgi import App, Message, Receive, Scope, Send, connection_of, headers_of, read_body, respond
 from workers.e2b_local.events import EventLog
 from workers.e2b_local.faults import Faults, Operation
 from workers.e2b_local.sandboxes import Registry, Sandbox
@@ -22,8 +22,6 @@ from workers.e2b_local.verdicts import Call, Ending, Plan, Refusal
 
 logger = logging.getLogger(__name__)
 
-CUT = "cut"
-"""In the scope's state: a function that ends the client's connection at once."""
 _BODY_BYTES = 4_194_304
 _HUNG_SECONDS = 600.0
 _HTML = b"<html><head><title>429 Too Many Requests</title></head><body><center>slow down</center></body></html>\n"
@@ -88,7 +86,7 @@ class Injector:
         verdict = plan.judge(Call(operation, metadata), time.monotonic())
         await asyncio.sleep(verdict.delay_seconds)
         html = plan.faults.html_429 and operation is Operation.CREATE
-        outlet = _Outlet(send, _cut_of(scope), verdict.ending, html=html)
+        outlet = _Outlet(send, connection_of(scope), verdict.ending, html=html)
         if verdict.hangs:
             await _until_left(receive)
             outlet.cut()
@@ -133,9 +131,9 @@ class Injector:
 class _Outlet:
     """What is sent to a client of an answer; called like the `send` it stands before."""
 
-    def __init__(self, send: Send, cut: Callable[[], None], ending: Ending, *, html: bool) -> None:
-        self.cut = cut
+    def __init__(self, send: Send, connection: asyncio.Transport | None, ending: Ending, *, html: bool) -> None:
         self._send = send
+        self._connection = connection
         self._ending = ending
         self._html = html
         self._over = False
@@ -151,6 +149,11 @@ class _Outlet:
         if self._ending is Ending.CUT and message.get("body"):
             self._over = True
             self.cut()
+
+    def cut(self) -> None:
+        """End the client's connection now."""
+        if self._connection is not None:
+            self._connection.abort()
 
     async def finish(self) -> None:
         """After the application has answered."""
@@ -219,11 +222,6 @@ def _changed(plan: Plan, scope: Scope, operation: Operation) -> Scope:
     plan.hits["list_unfiltered"] += 1
     kept = [pair for pair in scope["query_string"].split(b"&") if not pair.startswith(b"metadata=")]
     return {**scope, "query_string": b"&".join(kept)}
-
-
-def _cut_of(scope: Scope) -> Callable[[], None]:
-    cut: Callable[[], None] = scope.get("state", {}).get(CUT, lambda: None)
-    return cut
 
 
 async def _until_left(receive: Receive) -> None:

@@ -13,18 +13,18 @@ import socket
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from workers.e2b_local.injection import CUT
+from workers.e2b_local.asgi import CONNECTION
 
 logger = logging.getLogger(__name__)
 
 
 class Connection(H11Protocol):
-    """One client's connection, whose end is in the scope of each of its requests."""
+    """One client's connection, which is in the scope of each of its requests."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Put the end of the connection where the application finds it."""
+        """Put the connection where the application finds it."""
         super().connection_made(transport)
-        self.app_state = {**self.app_state, CUT: transport.abort}
+        self.app_state = {**self.app_state, CONNECTION: transport}
 
 
 class Listening(uvicorn.Server):
