@@ -79,14 +79,15 @@ def _read(words: list[str]) -> Faults:
         except ValueError as error:
             raise typer.BadParameter(f"not one JSON object: {error}") from None
     else:
-        given = _nested(words)
+        given = nested(words)
     try:
         return Faults.model_validate(given)
     except ValidationError as error:
         raise typer.BadParameter("; ".join(explain(problem) for problem in error.errors())) from None
 
 
-def _nested(words: list[str]) -> dict[str, Any]:
+def nested(words: list[str]) -> dict[str, Any]:
+    """What NAME=VALUE words say, a dot in a name leading into a group; raises typer's usage error."""
     given: dict[str, Any] = {}
     for word in words:
         name, is_one, value = word.partition("=")

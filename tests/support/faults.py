@@ -1,4 +1,4 @@
-"""Faults in the session's sandbox service: set for one test, gone after it, and what the service says of them.
+"""Faults in the session's sandbox service: set for one test, gone after it; episodes that meet them, and a reconciler.
 
 A test module that needs them says `pytest_plugins = ["tests.support.farm", "tests.support.faults"]` and takes the
 fixture `faults`. PYTEST_DONT_REWRITE: those modules import this one before pytest learns that it is a plugin.
@@ -6,16 +6,25 @@ fixture `faults`. PYTEST_DONT_REWRITE: those modules import this one before pyte
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.ground import KEY, Ground
+from orchestrator.reconciler import Reconciler, Report
+from orchestrator.records import EpisodeSpec
+from tests.support.farm import Field
+from tests.support.ground import BUDGETS, KEY, Ground
+from tests.support.policies import candidate, repaired, script
+from tests.support.terminus import serving
 from tests.support.waiting import wait_until
+from workers.sandboxes.provider import E2BProvider
+
+BOTH = ("policy", "verifier")
 
 
 @dataclass
@@ -24,7 +33,7 @@ class ServiceFaults:
 
     url: str
     key: str = KEY
-    began: float = field(default_factory=time.time)
+    began: float = dataclasses.field(default_factory=time.time)
 
     def set(self, **faults: Any) -> None:
         """Let these take the place of all others; a dot in a name is written as two underscores."""
@@ -78,3 +87,22 @@ def faults(ground: Ground) -> Iterator[ServiceFaults]:
     service = ServiceFaults(ground.sandboxes.url)
     yield service
     service.clear()
+
+
+@pytest.fixture(scope="module")
+def hasty(ground: Ground) -> Iterator[tuple[E2BProvider, str]]:
+    """A provider that waits one second for an answer, and the URL of a Terminus server that has one too."""
+    provider = E2BProvider(KEY, api_url=ground.sandboxes.url, request_seconds=1)
+    with serving(provider, BUDGETS) as url:
+        yield provider, url
+
+
+def solvable(field: Field, **budgets: Any) -> EpisodeSpec:
+    """An episode that is solved unless something breaks."""
+    return field.spec(script(candidate(repaired())), budgets=BUDGETS.model_copy(update=budgets))
+
+
+def reconciled(field: Field, provider: E2BProvider | None = None) -> Report:
+    """One round of the reconciler."""
+    farm, used = field.farm, provider or field.provider
+    return Reconciler("r", ledger=farm.ledger, queue=farm.queue, provider=used, lease_seconds=12).run_once()

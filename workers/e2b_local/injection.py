@@ -75,8 +75,10 @@ class Injector:
         if plan is None or operation is None:
             await app(scope, receive, send)
             return
-        sandbox = self._registry.find(sandbox_id or _named(scope) or "")
-        metadata: Mapping[str, str] | None = sandbox.order.metadata if sandbox else None
+        name = sandbox_id or _named(scope)
+        sandbox = self._registry.find(name) if name else None
+        # of one that is gone nothing is known any more: it is not what `only` means
+        metadata: Mapping[str, str] | None = sandbox.order.metadata if sandbox else {} if name else None
         if operation is Operation.CREATE:
             body = await read_body(receive, _BODY_BYTES)
             if body is None:

@@ -33,10 +33,15 @@ class Listening(uvicorn.Server):
     _outage: asyncio.Task[None] | None = None
 
     def refuse(self, seconds: float) -> None:
-        """Refuse connections for so long, from now on; requests under way are answered, then their connection ends."""
+        """Refuse connections for so long; requests under way are answered, then their connections end."""
         if self._outage is not None and not self._outage.done():
             raise ValueError("outage_seconds: one is under way")
-        held = [_hold(listening) for server in self.servers for listening in _close(server)]
+        addresses = [address for server in self.servers for address in _close(server)]
+        try:
+            held = [_hold(address) for address in addresses]
+        except OSError:  # somebody took the port in between: a service that nobody can reach has no use
+            self.should_exit = True
+            raise
         for connection in list(self.server_state.connections):
             connection.shutdown()
         self._outage = asyncio.get_running_loop().create_task(self._return(held, seconds))
