@@ -29,12 +29,14 @@ for i = 1, #rows, 2 do
   end
 end
 local free = limit - redis.call('ZCARD', KEYS[1])
+local queue = redis.call('EXISTS', KEYS[2]) == 1
 local function wake_first()
   local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
   if first and first ~= ARGV[1] then push_wake(ARGV[5], first) end
 end
 local function grant()
   redis.call('ZADD', KEYS[1], now, ARGV[1])
+  if not queue then return 1 end
   redis.call('ZREM', KEYS[2], ARGV[1])
   redis.call('ZREM', KEYS[3], ARGV[1])
   redis.call('DEL', KEYS[7])
@@ -54,13 +56,15 @@ elseif reserved > 0 then
   local slots = redis.call('ZCOUNT', KEYS[6], now, '+inf')
   if math.min(limit, slots) - redis.call('ZCARD', KEYS[1]) - reserved <= 0 then return 2 end
 end
+local others = mine and 0 or reserved
+if not queue and free - others > 0 then return grant() end
+queue = true
 for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - ARGV[4])) do
   redis.call('ZREM', KEYS[2], waiter)
   redis.call('ZREM', KEYS[3], waiter)
 end
 if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then redis.call('ZADD', KEYS[2], now, ARGV[1]) end
 redis.call('ZADD', KEYS[3], now, ARGV[1])
-local others = mine and 0 or reserved
 if free - others > redis.call('ZRANK', KEYS[2], ARGV[1]) then return grant() end
 if free - reserved > 0 then wake_first() end
 return 0
