@@ -66,7 +66,7 @@ class Creation:
         self._class = 1 if role is Role.VERIFIER else 2
         self._arrival = ""
         self._refusals = 0
-        self._begin()
+        self.begin()
 
     def wait(self, *, wait_seconds: float, check: Callable[[], None]) -> None:
         """Return when one attempt may be sent; a new attempt goes on from the old one's place in line.
@@ -74,7 +74,7 @@ class Creation:
         `check` is called now and then and may raise to give up. Raises EpisodeAborted(deadline) as soon as the turn
         lies beyond `wait_seconds`, LeaseLost when the episode has its receipt already.
         """
-        self._begin()
+        self.begin()
         ends = time.monotonic() + wait_seconds
         try:
             while True:
@@ -142,9 +142,9 @@ class Creation:
         """How often a concurrency 429 refused it."""
         return self._refusals
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin another attempt; it goes on from this one's place in line."""
         self.creation_id = f"c-{secrets.token_hex(8)}"
-        """One attempt's id."""
 
     def _sleep(self, seconds: float) -> None:
         ends = time.monotonic() + seconds

@@ -22,7 +22,7 @@ local PLATEAU_SECONDS = 30   -- from there the cube of time: past the refused ra
 local GRACE_MS = 250         -- a waiter this late for its turn is passed over; 1 to 50 ms is usual
 local PATIENCE_MS = 15000    -- and taken out of the line after this: its process is gone
 local PROBE_MS = 5000        -- first step up of a lowered concurrency limit; doubled while the steps are refused
-local LONGEST_PROBE_MS = 120000
+local LONGEST_PROBE_MS = 600000  -- a cap that stays costs one refused creation in ten minutes
 local CLASS = 1e12           -- places in line: class * CLASS + arrival
 
 local function read_hash(key)

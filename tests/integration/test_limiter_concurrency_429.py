@@ -47,7 +47,7 @@ def test_it_is_probed_up_one_by_one_slower_while_refused(redis: Redis) -> None:
     farm.refuse_concurrency(waiting)
     steps = []
     for _ in range(4):
-        waiting._begin()
+        waiting.begin()
         began = farm.now
         while farm.ask(waiting).state == "wait":
             farm.pass_seconds(1)
@@ -83,7 +83,7 @@ def test_with_nothing_running_a_refusal_is_no_deadlock(redis: Redis) -> None:
     [refused] = farm.let_through()
     farm.refuse_concurrency(refused)
     assert farm.limit == 0
-    refused._begin()
+    refused.begin()
     assert farm.ask(refused).state == "wait"
     farm.pass_seconds(6)
     assert farm.ask(refused).state == "granted"
@@ -96,7 +96,7 @@ def test_a_fresh_deletion_explains_a_refusal_three_times(redis: Redis) -> None:
     for _ in range(4):
         redis.hset(Keys.LIMITS, "freed_at", farm.now - 1000)
         rests.append(farm.refuse_concurrency(refused))
-        refused._begin()
+        refused.begin()
         if len(rests) < 4:
             assert farm.limit == 10
             assert farm.ask(refused).state == "granted", "it keeps its place"

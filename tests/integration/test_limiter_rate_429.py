@@ -177,7 +177,7 @@ def test_a_refused_creation_keeps_its_place_in_line(redis: Redis) -> None:
     for waiting in later:
         assert farm.ask(waiting).state == "wait"
     farm.refuse_rate(first, 1)
-    first._begin()
+    first.begin()
     assert farm.ask(first).state == "wait"
     farm.pass_seconds(1)
     for waiting in later:
