@@ -42,7 +42,9 @@ local room = has_room()
 
 if ahead > 0 or now < possible_at or not room then
   local wait = math.ceil(math.max(0, possible_at - now) + ahead * interval)
-  if room and wait > tonumber(ARGV[7]) then
+  -- a halved rate is back within seconds: nobody gives up a long wait for it
+  local soonest = rate > 0 and ahead * 1000 / math.max(rate, UNDER * tonumber(limits.refused_rate or '0')) or 0
+  if room and math.max(0, possible_at - now) + soonest > tonumber(ARGV[7]) then
     redis.call('ZREM', KEYS[2], ARGV[1])
     redis.call('ZREM', KEYS[3], ARGV[1])
     return {2, arrival, wait}

@@ -183,3 +183,16 @@ def test_a_refused_creation_keeps_its_place_in_line(redis: Redis) -> None:
     for waiting in later:
         assert farm.ask(waiting).state == "wait", "one that was refused stands before those who came after it"
     assert farm.ask(first).state == "granted"
+
+
+def test_nobody_gives_up_for_a_rate_that_is_halved_for_a_moment(redis: Redis) -> None:
+    farm = Clocked(redis, creation_rate=10)
+    farm.let_through(30)
+    [refused] = farm.let_through()
+    line = [farm.new() for _ in range(50)]
+    for waiting in line:
+        assert waiting.ask(8).state == "wait"
+    farm.refuse_rate(refused, 1)
+    assert farm.rate < 6
+    assert farm.new().ask(8).state == "wait", "six seconds at the usual rate"
+    assert farm.new().ask(4).state == "too_far"
