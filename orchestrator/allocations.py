@@ -118,6 +118,10 @@ class Allocations:
             Keys.COUNTERS,
             Keys.PERMITS,
             Keys.WAITERS,
+            Keys.PLACES,
+            Keys.LIMITS,
+            Keys.CREATORS,
+            Keys.CREATORS_DUE,
         ]
         answer = self._scripts.run(
             "move_allocation",

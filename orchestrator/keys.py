@@ -15,10 +15,14 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:receipts             | zset   | episode -> receipt written at                    | commit_receipt    | members trimmed at retention |
 | farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | retention |
 | farm:counters             | hash   | totals that metrics read                         | commit, settle    | for ever: totals |
-| farm:limits               | hash   | configured limits, cooldown, creation bucket     | limiter           | for ever: configuration |
+| farm:limits               | hash   | limits set live, what 429s taught (scripts/_limits.lua) | limiter    | for ever: configuration |
 | farm:permits              | zset   | episode holding a permit -> granted at           | limiter, ledger   | empties itself; freed by confirmed absence |
 | farm:waiters              | zset   | episode waiting for a permit -> place in line    | limiter           | empties itself, stale ones pruned |
 | farm:waiters:seen         | zset   | the same -> last asked at                        | limiter           | with farm:waiters |
+| farm:places               | zset   | episode that has or creates a sandbox -> since   | limiter, ledger   | empties itself; freed with the permit |
+| farm:creators             | zset   | creation that waits -> its place in line         | limiter           | empties itself, stale ones pruned |
+| farm:creators:due         | zset   | the same -> when it asks again                   | limiter           | empties itself, with farm:creators |
+| farm:creation:<c>         | string | leave for one creation: granted at, or "refused" | limiter           | 2 min |
 | farm:wake:<e>             | list   | wakes one waiter                                 | release of permit | 60 s |
 | farm:reservations         | hash   | reservation -> "remaining:expires at:total"            | limiter           | fields pruned when expired |
 | farm:reserving            | string | the reservation whose turn it is to get places   | limiter           | 2 s, renewed by asking |
@@ -53,6 +57,9 @@ PERSISTENT = frozenset(
         "farm:permits",
         "farm:waiters",
         "farm:waiters:seen",
+        "farm:places",
+        "farm:creators",
+        "farm:creators:due",
         "farm:reservations",
         "farm:slots",
     }
@@ -76,6 +83,9 @@ class Keys:
     PERMITS = FARM + "permits"
     WAITERS = FARM + "waiters"
     WAITERS_SEEN = FARM + "waiters:seen"
+    PLACES = FARM + "places"
+    CREATORS = FARM + "creators"
+    CREATORS_DUE = FARM + "creators:due"
     WAKE_PREFIX = FARM + "wake:"
     RESERVATIONS = FARM + "reservations"
     RESERVING = FARM + "reserving"
@@ -104,9 +114,14 @@ class Keys:
         return f"{FARM}finished:{run_id}"
 
     @staticmethod
-    def wake(episode_id: str) -> str:
-        """The list one permit waiter blocks on."""
-        return Keys.WAKE_PREFIX + episode_id
+    def wake(waiter: str) -> str:
+        """The list that one waiter (an episode for its permit, a creation for its turn) blocks on."""
+        return Keys.WAKE_PREFIX + waiter
+
+    @staticmethod
+    def creation(creation_id: str) -> str:
+        """The leave for one creation."""
+        return f"{FARM}creation:{creation_id}"
 
     @staticmethod
     def worker(worker_id: str) -> str:

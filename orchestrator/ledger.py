@@ -132,6 +132,10 @@ class Ledger:
             Keys.PERMITS,
             Keys.WAITERS,
             Keys.WAITERS_SEEN,
+            Keys.PLACES,
+            Keys.LIMITS,
+            Keys.CREATORS,
+            Keys.CREATORS_DUE,
         ]
         counters = {"tool_calls": sum(1 for step in receipt.operations if step.name == "terminal")}
         answer = self._scripts.run(

@@ -45,6 +45,12 @@ _DELETE_ATTEMPTS = 4
 
 _CONFIRM_WAIT_SECONDS = 0.2
 
+_REFUSED_CALLS = 3
+"""How often a 429 to a call that creates nothing is waited out."""
+
+_REFUSED_CALL_SECONDS = 5.0
+"""The longest such wait: the sandbox lives and costs meanwhile."""
+
 T = TypeVar("T")
 
 
@@ -97,11 +103,12 @@ class Allocator:
         self._allocations.intend(self._episode_id, role, request, self._token)
         self.intended.append(request.allocation_id)
         row = _intended(self._episode_id, role, request.allocation_id)
+        creation = self._limiter.creation(self._episode_id, role)
         unknown, refused_since = 0, float("inf")
         for attempt in range(1, _CREATE_ATTEMPTS + 1):
             try:
                 self._check()
-                self._limiter.wait_to_create(wait_seconds=max(0.0, ends - time.monotonic()), check=self._check)
+                creation.wait(wait_seconds=max(0.0, ends - time.monotonic()), check=self._check)
             except EpisodeAborted as error:
                 if not unknown:
                     self._allocations.refused(row, self._token, f"nothing was sent: {error.detail}")
@@ -110,7 +117,7 @@ class Allocator:
             try:
                 sandbox_id, opened = send(request)
             except (RateLimited, ConcurrencyLimited) as error:
-                pause, kind, detail = self._limiter.report(error), Outcome.DEADLINE, str(error)
+                pause, kind, detail = creation.refused(error), Outcome.DEADLINE, str(error)
             except NothingSent as error:
                 refused_since = min(refused_since, sent)
                 if sent - refused_since > _REFUSED_SECONDS:
@@ -165,7 +172,7 @@ class Allocator:
 
     def note_size(self, owned: Owned) -> bool:
         """Write down the sandbox's real size, which is what it costs; False when it does not exist any more."""
-        seen = self._provider.describe(owned.sandbox_id)
+        seen = self.patiently(lambda: self._provider.describe(owned.sandbox_id))
         if seen is not None:
             owned.row = self._allocations.sized(owned.row, vcpus=seen.vcpus, memory_mb=seen.memory_mb)
         return seen is not None
@@ -185,12 +192,21 @@ class Allocator:
                         "abandoned sandbox not deleted", extra={"sandbox": owned.sandbox_id, "error": str(error)}
                     )
 
+    def patiently(self, call: Callable[[], T]) -> T:
+        """Make a call that creates nothing; a 429 did nothing, is told to the limiter, waited out and asked again."""
+        for _ in range(_REFUSED_CALLS):
+            try:
+                return call()
+            except (RateLimited, ConcurrencyLimited) as error:
+                time.sleep(min(self._limiter.note(error), _REFUSED_CALL_SECONDS))
+        return call()
+
     def delete(self, sandbox_id: str) -> None:
         """Delete until the provider confirms the absence; raises the last ProviderError."""
         for attempt in retrying(ProviderError, attempts=_DELETE_ATTEMPTS, first_wait_seconds=_CONFIRM_WAIT_SECONDS):
             with attempt:
-                self._provider.delete(sandbox_id)
-                if self._provider.describe(sandbox_id) is not None:
+                self.patiently(lambda: self._provider.delete(sandbox_id))
+                if self.patiently(lambda: self._provider.describe(sandbox_id)) is not None:
                     raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")
 
 
