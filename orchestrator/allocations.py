@@ -7,6 +7,7 @@ counters move in the same script as the settlement.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import cast
 
 from redis import Redis
@@ -88,8 +89,15 @@ class Allocations:
     def unsettled(self) -> list[Allocation]:
         """Every allocation that may still run, oldest first."""
         ids = cast("list[str]", self._redis.zrange(Keys.ALLOCATIONS, 0, -1))
-        rows = (self.get(allocation_id) for allocation_id in ids)
-        return [row for row in rows if row is not None]
+        return [row for row in self.each(ids) if row is not None]
+
+    def each(self, allocation_ids: Sequence[str]) -> list[Allocation | None]:
+        """These allocations as they stand, in this order, in one round trip; None for one that is not there."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for allocation_id in allocation_ids:
+            pipeline.hgetall(Keys.allocation(allocation_id))
+        rows = cast("list[dict[str, str]]", pipeline.execute() if allocation_ids else [])
+        return [_allocation(raw) if raw else None for raw in rows]
 
     def _move(
         self,

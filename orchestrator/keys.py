@@ -6,7 +6,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 |---------------------------|--------|--------------------------------------------------|-------------------|------|
 | farm:tag                  | string | the farm's random tag, metadata of its sandboxes | first user        | for ever: identity |
 | farm:token                | string | counter of fencing tokens                        | take/seize lease  | for ever: must not repeat |
-| farm:episode:<e>          | hash   | row: state, spec, job, attempt, token, lease     | ledger            | open: none (must not be lost); final: retention |
+| farm:episode:<e>          | hash   | row: state, spec, job, attempt, token, run, group | ledger            | open: none (must not be lost); final: retention |
 | farm:open                 | zset   | open episode -> queued at                        | ledger            | empties itself |
 | farm:leases               | zset   | leased episode -> lease ends at                  | ledger            | empties itself |
 | farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention |
@@ -19,7 +19,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:permits              | zset   | episode holding a permit -> granted at           | limiter, ledger   | empties itself; freed by confirmed absence |
 | farm:waiters              | zset   | episode waiting for a permit -> place in line    | limiter           | empties itself, stale ones pruned |
 | farm:waiters:seen         | zset   | the same -> last asked at                        | limiter           | with farm:waiters |
-| farm:wake:<e>             | list   | wakes one waiter                                 | release of permit | 60 s |
+| farm:wake:<e>             | list   | wakes one waiter                                 | release, cancel   | 60 s |
 | farm:reservations         | hash   | reservation -> "remaining:expires at:total"            | limiter           | fields pruned when expired |
 | farm:reserving            | string | the reservation whose turn it is to get places   | limiter           | 2 s, renewed by asking |
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |

@@ -54,6 +54,12 @@ class OpenEpisode:
     episode_id: str
     state: EpisodeState
     job_id: str
+    run_id: str = ""
+    group_id: str = ""
+    trainer_id: str = ""
+    """Who drives it, '' when it runs by itself."""
+    cancelled: bool = False
+    """Whether somebody asked for its end."""
 
 
 class Ledger:
@@ -73,6 +79,10 @@ class Ledger:
             tag = self._redis.get(Keys.TAG)
         return cast(str, tag)
 
+    def known_farm_tag(self) -> str | None:
+        """The farm's tag, or None when nobody has asked for one yet: then no sandbox carries it."""
+        return cast("str | None", self._redis.get(Keys.TAG))
+
     def open(self, spec: EpisodeSpec) -> bool:
         """Open the episode's row; False when it was open (or finished) already."""
         keys = [Keys.episode(spec.episode_id), Keys.OPEN]
@@ -81,6 +91,8 @@ class Ledger:
             job_id(spec.episode_id, 1),
             spec.model_dump_json(),
             spec.run_id,
+            spec.group_id or "",
+            spec.trainer_id or "",
         ]
         return bool(self._scripts.run("enqueue_episode", keys, args))
 
@@ -156,13 +168,27 @@ class Ledger:
         if text is None:
             return None
         receipt = Receipt.model_validate_json(cast(str, text))
-        rows = (self.allocations.get(allocation) for allocation in receipt.allocations)
+        rows = self.allocations.each(receipt.allocations)
         return SettledReceipt(receipt=receipt, allocations=tuple(row for row in rows if row is not None))
 
-    def cancel(self, episode_id: str) -> None:
-        """Ask for an end: whoever runs the episode, or takes it, ends it as cancelled at the next look."""
-        if self._redis.exists(Keys.episode(episode_id)):
-            self._redis.hset(Keys.episode(episode_id), "cancel", "1")
+    def cancel(self, episode_id: str) -> EpisodeState | None:
+        """Ask for an end: whoever runs the episode, or takes it, ends it as cancelled at the next look.
+
+        The state in which it was found; None when there is no such episode.
+        """
+        state = self._scripts.run("cancel_episode", [Keys.episode(episode_id), Keys.wake(episode_id)], [])
+        return EpisodeState(state) if state else None
+
+    def end_queued(self, row: EpisodeRow, outcome: Outcome, detail: str) -> bool:
+        """Take a queued episode as a slot would and write its receipt: nothing of it was ever allocated.
+
+        False when it was not queued any more; whoever took it ends it.
+        """
+        lease = self.take(row.episode_id, row.attempt, f"ended-{secrets.token_hex(8)}", lease_seconds=30)
+        if lease is None:
+            return False
+        self.commit(unrun_receipt(row, outcome, detail, self.now()), lease.token)
+        return True
 
     def cancelled(self, episode_id: str) -> bool:
         """Whether somebody asked for the episode's end."""
@@ -207,9 +233,15 @@ class Ledger:
         episodes = self.open_episodes()
         pipeline = self._redis.pipeline(transaction=False)
         for episode in episodes:
-            pipeline.hmget(Keys.episode(episode), ["state", "job"])
-        pairs = zip(episodes, pipeline.execute(), strict=True)
-        return [OpenEpisode(episode, EpisodeState(state), job) for episode, (state, job) in pairs if state]
+            pipeline.hmget(Keys.episode(episode), ["state", "job", "run", "group", "trainer", "cancel"])
+        rows = []
+        for episode, (state, job, run, group, trainer, cancel) in zip(episodes, pipeline.execute(), strict=True):
+            if state:
+                known = OpenEpisode(
+                    episode, EpisodeState(state), job, run or "", group or "", trainer or "", bool(cancel)
+                )
+                rows.append(known)
+        return rows
 
     def lease_ends(self) -> dict[str, float]:
         """When each leased episode's lease runs out, in unix seconds of Redis."""
