@@ -31,6 +31,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:mailbox:<e>:inbox    | list   | numbers to take: wakes the slot                  | pool              | same |
 | farm:mailbox:<e>:outbox   | list   | number:result, wakes the pool                      | slot              | same |
 | farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention |
+| farm:unresolved           | hash   | kind:id -> what reconcilers could not do, and why | reconciler       | empties itself |
 | farm:reconciler           | string | the leader's name                                | reconciler        | 10 s, renewed |
 
 RQ's own keys start with `rq:`.
@@ -55,6 +56,7 @@ PERSISTENT = frozenset(
         "farm:waiters:seen",
         "farm:reservations",
         "farm:slots",
+        "farm:unresolved",
     }
 )
 """Patterns of keys that may live without TTL; the reasons stand in the table above. Open rows are checked apart."""
@@ -82,6 +84,7 @@ class Keys:
     SLOTS = FARM + "slots"
     WORKER_PREFIX = FARM + "worker:"
     RECONCILER = FARM + "reconciler"
+    UNRESOLVED = FARM + "unresolved"
 
     @staticmethod
     def episode(episode_id: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,6 +19,7 @@ from orchestrator.errors import FarmError, LeaseLost
 from orchestrator.keys import Keys
 from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
 from orchestrator.scripts import Scripts
+from orchestrator.unresolved import Unresolved
 from orchestrator.vocabulary import EpisodeState, Outcome, job_id
 
 
@@ -67,6 +69,7 @@ class Ledger:
 
     def __init__(self, redis: Redis, allocations: Allocations, *, retention_seconds: int) -> None:
         self.allocations = allocations
+        self.unresolved = Unresolved(redis)
         self._redis = redis
         self._scripts = Scripts(redis)
         self._retention = retention_seconds
@@ -242,6 +245,14 @@ class Ledger:
                 )
                 rows.append(known)
         return rows
+
+    def lost_trainers(self, trainers: Iterable[str]) -> frozenset[str]:
+        """Those of these trainers that have sent no heartbeat for trainer_lost_seconds."""
+        names = sorted(trainers)
+        pipeline = self._redis.pipeline(transaction=False)
+        for trainer in names:
+            pipeline.exists(Keys.trainer(trainer))
+        return frozenset(name for name, alive in zip(names, pipeline.execute(), strict=True) if not alive)
 
     def lease_ends(self) -> dict[str, float]:
         """When each leased episode's lease runs out, in unix seconds of Redis."""

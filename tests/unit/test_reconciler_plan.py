@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.ledger import OpenEpisode
-from orchestrator.reconciler import Action, Enqueue, Finish, Settle, Snapshot, plan
+from orchestrator.plan import Action, Enqueue, Finish, Settle, Snapshot, plan
 from orchestrator.records import Allocation
 from orchestrator.vocabulary import AllocationState, EpisodeState, Role
 
