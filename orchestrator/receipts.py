@@ -125,4 +125,4 @@ def _read(episode_id: str, text: str) -> Receipt | None:
 
 
 def _ms(seconds: float) -> int:
-    return max(0, int(seconds * 1000))
+    return max(0, round(seconds * 1000))

@@ -193,7 +193,7 @@ class _Run:
         )
 
     def _step_back(self, lease: Lease) -> None:
-        """Leave the slot to a reserved batch, or leave with the worker: to the queue's end, as the next attempt's job."""
+        """Leave the slot to a reserved batch, or with the worker: to the queue's end, as the next attempt's job."""
         if not self._ledger.defer(lease):
             raise LeaseLost(f"{lease.episode_id}: not ours to give back")
         self._queue.enqueue(self._spec, lease.attempt + 1)

@@ -63,7 +63,7 @@ def _text(reading: Status) -> str:
     ]
     if reading.leader is None:
         lines.append(
-            "nobody leads the reconcilers, what killed workers leave stays open: start one with rollout-farm orchestrator"
+            "nobody leads the reconcilers, what killed workers leave stays: start one with rollout-farm orchestrator"
         )
     if not reading.workers:
         lines.append("no worker is alive: start some with rollout-farm worker, or rollout-farm up")
