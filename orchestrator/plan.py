@@ -102,7 +102,7 @@ def _about(row: OpenEpisode, view: Snapshot, *, trusted: bool) -> Action | None:
         return None
     if row.cancelled:
         return End(row.episode_id, Outcome.CANCELLED)
-    if trusted and row.trainer_id in view.lost_trainers:
+    if trusted and row.trainer_id and row.trainer_id in view.lost_trainers:
         return End(row.episode_id, Outcome.TRAINER_LOST)
     suspected = view.now - view.suspected_since.get(row.job_id, view.now) >= SUSPECT_SECONDS
     return Enqueue(row.episode_id) if suspected else None
