@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,13 @@ from tests.support.processes import worker_environment
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.farm"]
+
+QUICK: dict[str, Any] = {
+    "trainer_lost_seconds": 2,
+    "trainer_beat_seconds": 0.5,
+    "lease_lost_seconds": 4,
+    "lease_renew_seconds": 1,
+}
 
 TRAINER = """
 import time
@@ -40,11 +48,6 @@ def pool(field: Field) -> Iterator[Pool]:
         yield opened
 
 
-def roles_of(field: Field, episode_id: str) -> list[str]:
-    """The sandboxes that the provider made for it."""
-    return [row["metadata"]["role"] for row in field.events(episode_id) if row["event"] == "created"]
-
-
 def test_a_cancelled_run_leaves_receipts_that_say_so_and_no_sandbox(field: Field, pool: Pool) -> None:
     field.worker()
     remote = pool.submit(weekly_sales())
@@ -65,9 +68,7 @@ def test_a_cancelled_run_leaves_receipts_that_say_so_and_no_sandbox(field: Field
 
 
 def test_a_killed_trainer_process_ends_its_running_and_its_queued_episodes(ground: Ground, tmp_path: Path) -> None:
-    with open_field(
-        ground, trainer_lost_seconds=2, trainer_beat_seconds=0.5, lease_lost_seconds=4, lease_renew_seconds=1
-    ) as field:
+    with open_field(ground, **QUICK) as field:
         field.worker()
         field.reconcile(0.5)
         program = [sys.executable, "-c", TRAINER]
