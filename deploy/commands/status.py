@@ -50,7 +50,7 @@ def _text(reading: Status) -> str:
         f"{reading.running_episodes} running",
         "outcomes    " + (", ".join(f"{name} {count}" for name, count in reading.outcomes.items()) or "none yet"),
     ]
-    orphans = f"; {reading.orphans_deleted} orphans deleted so far" if reading.orphans_deleted else ""
+    orphans = f"; orphans deleted so far: {reading.orphans_deleted}" if reading.orphans_deleted else ""
     lines.append(f"reconciler  {reading.leader or 'NONE'}{orphans}")
     lines += [f"worker      {row.worker_id} on {row.host}, pid {row.pid}, {row.state}" for row in reading.workers]
     lines += [
