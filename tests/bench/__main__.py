@@ -25,10 +25,12 @@ from tests.bench.local_service import local_service
 from tests.bench.rows import Row, table
 from tests.bench.throughput import throughput
 from tests.bench.tool_call import tool_call
+from tests.bench.worker_loss import worker_loss
 from tests.bench.worker_memory import worker_memory
 
 BENCHES: Mapping[str, Callable[[], list[Row]]] = {
-    bench.__name__: bench for bench in (local_service, tool_call, episode_overhead, worker_memory, demo, throughput)
+    bench.__name__: bench
+    for bench in (local_service, tool_call, episode_overhead, worker_memory, demo, throughput, worker_loss)
 }
 
 

@@ -38,7 +38,19 @@ def run(directory: Path, *arguments: str, **variables: str) -> subprocess.Comple
 
 
 @pytest.mark.parametrize(
-    "words", [("doctor",), ("tasks",), ("tasks", "check"), ("sandboxes",), ("sandboxes", "serve"), ("terminus",)]
+    "words",
+    [
+        ("receipts",),
+        ("cancel",),
+        ("reconcile",),
+        ("status",),
+        ("doctor",),
+        ("tasks",),
+        ("tasks", "check"),
+        ("sandboxes",),
+        ("sandboxes", "serve"),
+        ("terminus",),
+    ],
 )
 def test_every_help_ends_with_examples(words: Sequence[str]) -> None:
     done = CliRunner().invoke(build(), [*words, "--help"])
