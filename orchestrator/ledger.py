@@ -17,6 +17,7 @@ from redis import Redis
 from orchestrator.allocations import Allocations
 from orchestrator.errors import FarmError, LeaseLost
 from orchestrator.keys import Keys
+from orchestrator.receipts import read_receipt
 from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
 from orchestrator.scripts import Scripts
 from orchestrator.unresolved import Unresolved
@@ -166,11 +167,14 @@ class Ledger:
             raise FarmError(f"{receipt.episode_id}: {receipt.outcome} needs every sandbox confirmed absent first")
 
     def receipt(self, episode_id: str) -> SettledReceipt | None:
-        """The episode's receipt with its allocations as they stand, or None while it has none."""
+        """The episode's receipt with its allocations as they stand, or None while it has none.
+
+        Raises FarmError for one that a newer version wrote.
+        """
         text = self._redis.get(Keys.receipt(episode_id))
         if text is None:
             return None
-        receipt = Receipt.model_validate_json(cast(str, text))
+        receipt = read_receipt(cast(str, text))
         rows = self.allocations.each(receipt.allocations)
         return SettledReceipt(receipt=receipt, allocations=tuple(row for row in rows if row is not None))
 

@@ -15,6 +15,7 @@ from orchestrator.keys import Keys
 from orchestrator.pool import Pool
 from orchestrator.vocabulary import EpisodeState, Outcome, job_id
 from tests.support.farm import Field, Ground, Marked, candidate, open_field, repaired, script, weekly_sales
+from tests.support.line import PROMPT_SECONDS
 from tests.support.processes import worker_environment
 from tests.support.waiting import wait_until
 
@@ -90,6 +91,18 @@ def test_a_killed_trainer_process_ends_its_running_and_its_queued_episodes(groun
             assert alone.wait(20).outcome is Outcome.SOLVED, "what needs no trainer goes on"
         assert field.farm.redis.zcard(Keys.PERMITS) == 0
         assert field.farm.queue.depth() == 0
+
+
+def test_a_cancelled_episode_that_waits_for_its_permit_ends_without_waiting_longer(ground: Ground) -> None:
+    with open_field(ground, concurrency_limit=1) as field, Pool(field.settings) as pool:
+        redis = field.farm.redis
+        redis.zadd(Keys.PERMITS, {"e-other": 1})
+        field.worker()
+        episode = pool.submit(weekly_sales(), policy=script())
+        wait_until(lambda: redis.zscore(Keys.WAITERS, episode.episode_id), description="it waits in line")
+        assert pool.cancel(wait_seconds=PROMPT_SECONDS).complete
+        field.check_ended(episode.episode_id, Outcome.CANCELLED, roles=())
+        redis.zrem(Keys.PERMITS, "e-other")
 
 
 def test_an_episode_longer_than_the_drain_deadline_is_closed_in_order_and_the_worker_ends(ground: Ground) -> None:
