@@ -6,7 +6,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 |---------------------------|--------|--------------------------------------------------|-------------------|------|
 | farm:tag                  | string | the farm's random tag, metadata of its sandboxes | first user        | for ever: identity |
 | farm:token                | string | counter of fencing tokens                        | take/seize lease  | for ever: must not repeat |
-| farm:episode:<e>          | hash   | row: state, spec, job, attempt, token, lease     | ledger            | open: none (must not be lost); final: retention |
+| farm:episode:<e>          | hash   | row: state, spec, job, attempt, token, run, group | ledger            | open: none (must not be lost); final: retention |
 | farm:open                 | zset   | open episode -> queued at                        | ledger            | empties itself |
 | farm:leases               | zset   | leased episode -> lease ends at                  | ledger            | empties itself |
 | farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention |
@@ -23,7 +23,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:creators             | zset   | creation that waits -> its place in line         | limiter           | empties itself, stale ones pruned |
 | farm:creators:due         | zset   | the same -> when it asks again                   | limiter           | empties itself, with farm:creators |
 | farm:creation:<c>         | string | leave for one creation: granted at, or "refused" | limiter           | 2 min |
-| farm:wake:<e>             | list   | wakes one waiter                                 | release of permit | 60 s |
+| farm:wake:<e>             | list   | wakes one waiter                                 | release, cancel   | 60 s |
 | farm:reservations         | hash   | reservation -> "remaining:expires at:total"            | limiter           | fields pruned when expired |
 | farm:reserving            | string | the reservation whose turn it is to get places   | limiter           | 2 s, renewed by asking |
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
@@ -35,6 +35,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:mailbox:<e>:inbox    | list   | numbers to take: wakes the slot                  | pool              | same |
 | farm:mailbox:<e>:outbox   | list   | number:result, wakes the pool                      | slot              | same |
 | farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention |
+| farm:unresolved           | hash   | kind:id -> what reconcilers could not do, and why | reconciler       | empties itself |
 | farm:reconciler           | string | the leader's name                                | reconciler        | 10 s, renewed |
 
 RQ's own keys start with `rq:`.
@@ -62,6 +63,7 @@ PERSISTENT = frozenset(
         "farm:creators:due",
         "farm:reservations",
         "farm:slots",
+        "farm:unresolved",
     }
 )
 """Patterns of keys that may live without TTL; the reasons stand in the table above. Open rows are checked apart."""
@@ -92,6 +94,7 @@ class Keys:
     SLOTS = FARM + "slots"
     WORKER_PREFIX = FARM + "worker:"
     RECONCILER = FARM + "reconciler"
+    UNRESOLVED = FARM + "unresolved"
 
     @staticmethod
     def episode(episode_id: str) -> str:

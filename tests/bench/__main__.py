@@ -28,6 +28,7 @@ from tests.bench.rows import Row, table
 from tests.bench.simulation import simulation
 from tests.bench.throughput import throughput
 from tests.bench.tool_call import tool_call
+from tests.bench.worker_loss import worker_loss
 from tests.bench.worker_memory import worker_memory
 
 BENCHES: Mapping[str, Callable[[], list[Row]]] = {
@@ -42,6 +43,7 @@ BENCHES: Mapping[str, Callable[[], list[Row]]] = {
         creation_ceiling,
         permits,
         simulation,
+        worker_loss,
     )
 }
 

@@ -120,7 +120,7 @@ def test_every_command_exists_with_its_options() -> None:
         while rest and rest[0] in (known := getattr(command, "commands", {})):
             command, rest = known[rest[0]], rest[1:]
         assert command is not root, f"no command {words[0]!r}"
-        options = {name for parameter in command.params for name in parameter.opts}
+        options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         assert {word for word in rest if word.startswith("--")} <= options | {"--help"}, words
 
 

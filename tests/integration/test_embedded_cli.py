@@ -40,6 +40,10 @@ def run(directory: Path, *arguments: str, **variables: str) -> subprocess.Comple
 @pytest.mark.parametrize(
     "words",
     [
+        ("receipts",),
+        ("cancel",),
+        ("reconcile",),
+        ("status",),
         ("doctor",),
         ("tasks",),
         ("tasks", "check"),
