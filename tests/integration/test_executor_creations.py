@@ -66,6 +66,17 @@ def test_a_creation_that_is_always_rejected_ends_its_episode_with_the_cause(
     assert 2 <= len(attempts) <= 5
 
 
+def test_an_episode_cancelled_between_two_attempts_holds_nothing(field: Field, faults: ServiceFaults) -> None:
+    faults.set(rate_limited="always")
+    started = field.remote(field.spec())
+    faults.wait_hits("rate_limited")
+    field.farm.ledger.cancel(started.episode.episode_id)
+    started.end()
+    settled = field.check_ended(started.episode.episode_id, Outcome.CANCELLED, roles=())
+    assert [row.state for row in settled.allocations] == ["refused"]
+    assert "RateLimitException" in (settled.receipt.detail or "")
+
+
 def test_a_creation_that_can_never_be_accepted_is_sent_once(field: Field, faults: ServiceFaults) -> None:
     spec = field.spec(script(candidate(repaired())), template="no-such-template")
     assert field.run(spec) == "setup_failed"
