@@ -105,14 +105,17 @@ class Allocator:
         row = _intended(self._episode_id, role, request.allocation_id)
         creation = self._limiter.creation(self._episode_id, role)
         unknown, refused_since = 0, float("inf")
+        pause, detail = 0.0, ""
         for attempt in range(1, _CREATE_ATTEMPTS + 1):
             try:
+                self._rest(pause)
                 self._check()
                 creation.wait(wait_seconds=max(0.0, ends - time.monotonic()), check=self._check)
             except EpisodeAborted as error:
+                cause = f"{error.detail}; the last attempt: {detail}" if detail else error.detail
                 if not unknown:
-                    self._allocations.refused(row, self._token, f"nothing was sent: {error.detail}")
-                raise
+                    self._allocations.refused(row, self._token, f"nothing was created: {cause}")
+                raise EpisodeAborted(error.outcome, cause) from error
             sent = time.monotonic()
             try:
                 sandbox_id, opened = send(request)
@@ -144,7 +147,6 @@ class Allocator:
                 if not unknown:
                     self._allocations.refused(row, self._token, detail)
                 raise EpisodeAborted(kind, f"no sandbox could be created: {detail}")
-            self._rest(pause)
         raise AssertionError("unreachable: the last attempt raises")
 
     def _rest(self, seconds: float) -> None:

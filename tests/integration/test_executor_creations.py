@@ -63,7 +63,18 @@ def test_a_creation_that_is_always_rejected_ends_its_episode_with_the_cause(
     assert settled.allocations[-1].state == "refused"
     attempts = faults.statuses(f"{spec.episode_id}-a1-{role}")
     assert attempts == [429] * len(attempts)
-    assert 2 <= len(attempts) <= 5
+    assert 1 <= len(attempts) <= 5
+
+
+def test_an_episode_cancelled_between_two_attempts_holds_nothing(field: Field, faults: ServiceFaults) -> None:
+    faults.set(rate_limited="always")
+    started = field.remote(field.spec())
+    faults.wait_hits("rate_limited")
+    field.farm.ledger.cancel(started.episode.episode_id)
+    started.end()
+    settled = field.check_ended(started.episode.episode_id, Outcome.CANCELLED, roles=())
+    assert [row.state for row in settled.allocations] == ["refused"]
+    assert "RateLimitException" in (settled.receipt.detail or "")
 
 
 def test_a_creation_that_can_never_be_accepted_is_sent_once(field: Field, faults: ServiceFaults) -> None:
