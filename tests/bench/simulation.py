@@ -56,7 +56,8 @@ class Provider:
         self.created = 0
         self.refused = 0
         self._since, self._sum = 0.0, 0.0
-        self.measured: tuple[float, float] | None = None
+        self.full_at: tuple[float, float] | None = None
+        """When the cap was first reached, and at how many sandbox seconds."""
 
     def create(self, now: float) -> RateLimited | ConcurrencyLimited | None:
         """A sandbox, or why not."""
@@ -82,6 +83,8 @@ class Provider:
         self._since = now
         self.running += change
         self.highest = max(self.highest, self.running)
+        if self.full_at is None and self.running == self.cap:
+            self.full_at = (now, self._sum)
 
     def area(self, now: float) -> float:
         """Sandbox seconds so far."""
@@ -102,10 +105,8 @@ class World:
     finished: int = 0
     dead: int = 0
     most_permits: int = 0
-    full_at: tuple[float, float] | None = None
-    """When and at how many sandbox seconds every slot had once been filled."""
-    drained_at: tuple[float, float] | None = None
-    """The same when the last episode began."""
+    last_begun_at: tuple[float, float] | None = None
+    """When the last episode began, and at how many sandbox seconds."""
     asking: dict[str, Callable[[], None]] = field(default_factory=dict)
     """Who waits, by the name under which it is woken, and how it goes on."""
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -174,10 +175,8 @@ def simulate(
             def begin() -> None:
                 if world.begun < episodes:
                     world.begun += 1
-                    if world.begun == slots + 1:
-                        world.full_at = (world.now, world.provider.area(world.now))
                     if world.begun == episodes:
-                        world.drained_at = (world.now, world.provider.area(world.now))
+                        world.last_begun_at = (world.now, world.provider.area(world.now))
                     episode = leased(farm, a_spec(f"e-{world.begun}"))
                     _Episode(world, limiter, farm.ledger, episode, begin).admit()
 
@@ -300,19 +299,19 @@ def _check(world: World, episodes: int) -> None:
 
 
 def _rows(what: str, world: World, goal: Goal | None) -> list[Row]:
-    assert world.full_at is not None
-    assert world.drained_at is not None
-    seconds = world.drained_at[0] - world.full_at[0]
-    mean = (world.drained_at[1] - world.full_at[1]) / seconds
-    seen = world.provider
+    seen, last, full = world.provider, world.last_begun_at, world.provider.full_at
+    if last is None or full is None:
+        raise RuntimeError(f"never more than {seen.highest} of {seen.cap} sandboxes at once")
+    seconds = last[0] - full[0]
+    mean = (last[1] - full[1]) / seconds
     return [
         Row(
             f"simulated, {what}: of {seen.cap} sandboxes",
             100 * mean / seen.cap,
             "%",
             goal,
-            f"mean over {seconds / 3600:.1f} simulated hours, from the first end of an episode to the last beginning; "
-            f"highest {seen.highest}; {world.finished} receipts, {world.dead} for processes that died; "
+            f"mean over {seconds / 3600:.1f} simulated hours, from the first time at the cap, {full[0]:.0f} s after the "
+            f"start, to the last episode's beginning; highest {seen.highest}; {world.finished} receipts, {world.dead} for processes that died; "
             "every invariant held",
         ),
         Row(
