@@ -34,6 +34,8 @@ class Contest:
     """What all processes measured together."""
 
     pairs_per_second: float
+    pair_cpu_seconds: float
+    """Processor time of one pair, Redis's and its clients' together: other load on the machine is not in it."""
     waits: Sequence[tuple[float, float]]
     """(asked, granted) in unix seconds, by the time of asking."""
 
@@ -51,6 +53,13 @@ def permits() -> list[Row]:
             "/s",
             Goal(">=", 5000),
             f"{_PROCESSES} processes, {_PAIRS} each; admit, and the lines of commit_receipt.lua that free it",
+        ),
+        Row(
+            "permits: processor time of one such pair",
+            1e6 * pair.pair_cpu_seconds,
+            "us",
+            None,
+            "Redis and its clients together, whatever else the machine does; cores over this is the most a second",
         ),
         Row(
             "permits: taken, and freed by a receipt",
@@ -101,12 +110,19 @@ def contest(mode: str, *, limit: int, count: int) -> Contest:
             for process in range(_PROCESSES):
                 for episode in names(f"p{process}", count):
                     leased(farm, a_spec(episode), lease_seconds=3600)
-        shares = contend(_PROCESSES, mode, redis_url, limit=limit, count=count)
         with Redis.from_url(redis_url) as redis:
+            before = _cpu_seconds(redis)
+            shares = contend(_PROCESSES, mode, redis_url, limit=limit, count=count)
+            cpu = _cpu_seconds(redis) - before + sum(one.cpu_seconds for one in shares)
             if redis.zcard(Keys.PERMITS) or redis.zcard(Keys.WAITERS):
                 raise RuntimeError("a permit or a waiter is left")
     # while all contend: from the last one's beginning to the first one's end
     since, until = max(one.began for one in shares), min(one.ended for one in shares)
     waits = sorted((asked, granted) for one in shares for asked, granted in one.waits)
     within = sum(since <= granted <= until for _, granted in waits)
-    return Contest(within / (until - since), waits)
+    return Contest(within / (until - since), cpu / len(waits), waits)
+
+
+def _cpu_seconds(redis: Redis) -> float:
+    used = redis.info("cpu")
+    return float(used["used_cpu_sys"]) + float(used["used_cpu_user"])

@@ -310,8 +310,9 @@ def _rows(what: str, world: World, goal: Goal | None) -> list[Row]:
             100 * mean / seen.cap,
             "%",
             goal,
-            f"mean over {seconds / 3600:.1f} simulated hours, from the first time at the cap, {full[0]:.0f} s after the "
-            f"start, to the last episode's beginning; highest {seen.highest}; {world.finished} receipts, {world.dead} for processes that died; "
+            f"mean over {seconds / 3600:.1f} simulated hours, from the first time at the cap ({full[0]:.0f} s after "
+            f"the start) to the last episode's beginning; highest {seen.highest}; {world.finished} receipts, "
+            f"{world.dead} for processes that died; "
             "every invariant held",
         ),
         Row(
