@@ -113,8 +113,7 @@ class Allocator:
                 creation.wait(wait_seconds=max(0.0, ends - time.monotonic()), check=self._check)
             except EpisodeAborted as error:
                 cause = f"{error.detail}; the last attempt: {detail}" if detail else error.detail
-                if not unknown:
-                    self._allocations.refused(row, self._token, f"nothing was created: {cause}")
+                self._give_up(row, f"nothing was created: {cause}", unknown=unknown)
                 raise EpisodeAborted(error.outcome, cause) from error
             sent = time.monotonic()
             try:
@@ -133,21 +132,25 @@ class Allocator:
                     raise EpisodeAborted(Outcome.TRANSPORT, f"creation of {request.allocation_id}: {error}") from error
                 pause, kind, detail = 0.5 * unknown, Outcome.TRANSPORT, str(error)
             except ProviderError as error:
-                if not unknown:
-                    self._allocations.refused(row, self._token, str(error))
+                self._give_up(row, str(error), unknown=unknown)
                 raise
             else:
-                owned = Owned(row, sandbox_id, sent)
-                self.owned.append(owned)
-                self._allocations.created(
-                    row, sandbox_id, self._token, creating_ms=int((time.monotonic() - sent) * 1000)
-                )
-                return owned, opened
+                return self._own(row, sandbox_id, sent), opened
             if attempt == _CREATE_ATTEMPTS or time.monotonic() + pause > ends:
-                if not unknown:
-                    self._allocations.refused(row, self._token, detail)
+                self._give_up(row, detail, unknown=unknown)
                 raise EpisodeAborted(kind, f"no sandbox could be created: {detail}")
         raise AssertionError("unreachable: the last attempt raises")
+
+    def _own(self, row: Allocation, sandbox_id: str, sent: float) -> Owned:
+        owned = Owned(row, sandbox_id, sent)
+        self.owned.append(owned)
+        self._allocations.created(row, sandbox_id, self._token, creating_ms=int((time.monotonic() - sent) * 1000))
+        return owned
+
+    def _give_up(self, row: Allocation, detail: str, *, unknown: int) -> None:
+        """Note that nothing came of it; after an unknown answer something may have, and the reconciler finds out."""
+        if not unknown:
+            self._allocations.refused(row, self._token, detail)
 
     def _rest(self, seconds: float) -> None:
         until = time.monotonic() + seconds
