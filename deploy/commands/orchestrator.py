@@ -27,7 +27,8 @@ def orchestrator() -> None:
     import signal
     import threading
 
-    from deploy.commands.resolve import connected_settings, provider_of, start_logging
+    from deploy.commands.resolve import connected_settings, provider_of
+    from deploy.logs import start_logging
     from orchestrator.rounds import run_rounds
     from workers.preflight import require_accepted_key
 
@@ -69,7 +70,8 @@ def reconcile(
     import json
     from dataclasses import asdict
 
-    from deploy.commands.resolve import connected_settings, start_logging
+    from deploy.commands.resolve import connected_settings
+    from deploy.logs import start_logging
     from orchestrator.errors import FarmError
     from orchestrator.leadership import Leadership, leader
     from orchestrator.plan import plan
