@@ -216,6 +216,21 @@ def test_a_wrong_key_is_fatal_at_the_first_request(field: Field) -> None:
     assert "E2B_API_KEY" in (settled.receipt.detail or "")
 
 
+def test_a_command_asks_nothing_of_the_control_plane(field: Field) -> None:
+    asked = []
+    for commands in (1, 8):
+        with (
+            _counting(field.ground.sandboxes.url) as counter,
+            serving(E2BProvider(KEY, api_url=counter.url), BUDGETS) as terminus_url,
+        ):
+            spec = field.spec(script(*["true"] * commands, candidate(repaired())))
+            provider = E2BProvider(KEY, api_url=counter.url)
+            assert field.run(spec, provider=provider, terminus_url=terminus_url) == "solved"
+            asked.append(sorted(line.split()[0] for line in counter.requests() if "/sandboxes" in line))
+    assert asked[0] == asked[1]
+    assert len(asked[0]) == 10, "create, size, delete and confirm for each of two; connect; the server's own deletion"
+
+
 # deletion
 
 
