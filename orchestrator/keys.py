@@ -29,7 +29,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
 | farm:worker:<w>           | hash   | a worker's host, pid, slots, state               | supervisor        | 3 lease times |
 | farm:trainer:<t>          | string | a trainer's heartbeat                            | pool              | trainer_lost_seconds |
-| farm:mailbox:<e>:actions  | hash   | number -> action                                 | pool              | an hour past the last write |
+| farm:mailbox:<e>:actions  | hash   | number -> action                                 | pool              | deadline + 1 h past the last write |
 | farm:mailbox:<e>:taken    | hash   | number -> who took it (a nonce)                  | slot              | same |
 | farm:mailbox:<e>:results  | hash   | number -> result                                 | slot              | same |
 | farm:mailbox:<e>:inbox    | list   | numbers to take: wakes the slot                  | pool              | same |

@@ -160,7 +160,12 @@ class Pool:
             spec = row.spec
         self._queue.enqueue(spec)
         finished = self._finished if spec.run_id == self.run_id else Finished(self.redis, spec.run_id)
-        episode = Episode(spec, Mailbox(self.redis, spec.episode_id), self.ledger, finished)
+        episode = Episode(
+            spec,
+            Mailbox(self.redis, spec.episode_id, deadline_seconds=spec.budgets.deadline_seconds),
+            self.ledger,
+            finished,
+        )
         self._episodes[spec.episode_id] = episode
         return episode
 

@@ -8,6 +8,9 @@ from typing import Literal
 SCHEMA_VERSION: Literal[1] = 1
 """Version of jobs, rows and receipts; a reader refuses a newer one."""
 
+SLOTS_PER_WORKER = 2
+"""Episodes that one worker runs at a time: the sessions of its Terminus server."""
+
 
 class Role(StrEnum):
     """What a sandbox is for."""
