@@ -146,9 +146,10 @@ def _run(plan: TrainingPlan, settings: Settings, workers: int) -> None:
 def _policy(name: str) -> OnAbort:
     from orchestrator.errors import SettingsError
 
-    if name == "raise" or name == "exclude":
-        return name
-    raise SettingsError(f"--on-abort is 'raise' or 'exclude', not {name!r}")
+    policies: dict[str, OnAbort] = {"raise": "raise", "exclude": "exclude"}
+    if name not in policies:
+        raise SettingsError(f"--on-abort is 'raise' or 'exclude', not {name!r}")
+    return policies[name]
 
 
 def _farm_settings(settings: Settings, *, several: bool) -> Settings | None:
