@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from deploy.training_report import NoBars
+from orchestrator.errors import CapacityError, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import Outcome
@@ -20,6 +22,7 @@ from tests.support.farm import Field, weekly_sales
 from tests.support.processes import Marked, worker_environment
 from tests.support.tiny_policy import SUBMIT, save_model, shell
 from tests.support.waiting import wait_until
+from trainer.training import TrainingPlan, load_tokenizer, train
 
 Start = Callable[..., Marked]
 COMMAND = [sys.executable, "-W", "ignore", "-m", "deploy.cli", "train"]
@@ -113,38 +116,40 @@ def test_an_interrupt_leaves_no_episode_and_no_sandbox(farm: Field, start: Start
     assert farm.provider.list({}) == []
 
 
+def test_a_task_that_is_not_there_is_said_before_torch_is_imported(start: Start, model: Path) -> None:
+    run = start("--model", str(model), "--cpu", "--tasks", "no-such-task")
+    assert run.wait(SECONDS) == 7
+    assert "built-in" in run.stderr
+    assert run.stdout == ""
+
+
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("changes", "error", "words"),
     [
-        (["--model", "no-such-model", "--cpu"], 3, "cannot be loaded"),
-        (["--model", "MODEL", "--cpu", "--resume"], 3, "nothing to resume"),
-        (["--model", "MODEL", "--cpu", "--tasks", "no-such-task"], 7, "built-in"),
-        (["--model", "MODEL", "--cpu", "--on-abort", "zero"], 3, "exclude"),
-        (["--model", "MODEL", "--cpu", "--completions", "4"], 3, "divisible"),
-        (["--model", "MODEL", "--cpu", "--batch-size", "8", "--completions", "8"], 6, "add 2 workers"),
+        ({"model": "no-such-model"}, SettingsError, "cannot be loaded"),
+        ({"resume": True}, SettingsError, "nothing to resume"),
+        ({"completions": 3}, SettingsError, "divisible"),
+        ({"cpu": False}, SettingsError, "--cpu"),
+        ({"batch_size": 8}, CapacityError, "add 2 workers"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_runs(
-    farm: Field, start: Start, model: Path, arguments: list[str], code: int, words: str
+def test_a_plan_that_cannot_be_is_refused_before_an_episode_starts(
+    farm: Field, model: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     before = farm.farm.redis.zcard(Keys.RECEIPTS)
-    run = start(*(str(model) if word == "MODEL" else word for word in arguments))
-    assert run.wait(SECONDS) == code, run.stderr
-    assert words in run.stderr.replace("\n", " ")
-    assert "Traceback" not in run.stderr
-    assert run.stdout == ""
+    given = {"model": str(model), "tasks": [weekly_sales()], "cpu": True, "output_dir": tmp_path / "out", **changes}
+    with pytest.raises(error, match=words):
+        train(TrainingPlan(**given), farm.settings, NoBars())
     assert farm.farm.redis.zcard(Keys.RECEIPTS) == before
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_model_whose_template_has_no_tools_is_refused(start: Start, model: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "plain"
-    copy.mkdir()
+def test_a_model_whose_template_has_no_tools_is_refused(model: Path, tmp_path: Path) -> None:
     for file in model.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    (copy / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    run = start("--model", str(copy), "--cpu")
-    assert run.wait(SECONDS) == 3
-    assert "tool calls" in run.stderr
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(SettingsError, match="tool calls"):
+        load_tokenizer(str(tmp_path))
 
 
 # several processes
