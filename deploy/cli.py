@@ -26,6 +26,7 @@ from deploy.commands import (
     status,
     tasks,
     terminus,
+    train,
     up,
     worker,
 )
@@ -34,7 +35,22 @@ from deploy.terminal import errors, print_error, safe
 from orchestrator.errors import FarmError
 from orchestrator.settings import unknown_variables
 
-GROUPS = (demo, run, up, worker, orchestrator, status, limits, receipts, cancel, doctor, tasks, sandboxes, terminus)
+GROUPS = (
+    demo,
+    run,
+    train,
+    up,
+    worker,
+    orchestrator,
+    status,
+    limits,
+    receipts,
+    cancel,
+    doctor,
+    tasks,
+    sandboxes,
+    terminus,
+)
 
 
 def build() -> typer.Typer:
