@@ -61,7 +61,8 @@ def train(
     output directory: checkpoint/ (the model), checkpoint-N/ (states to resume), metrics.jsonl, receipts.jsonl and
     report.json. Ctrl-C ends the run's episodes and their sandboxes first.
     """
-    from deploy.commands.resolve import start_logging, stop_as_ctrl_c_does
+    from deploy.commands.resolve import stop_as_ctrl_c_does
+    from deploy.logs import start_logging
     from orchestrator.settings import load_settings
     from orchestrator.tasks import load_tasks
 
