@@ -31,9 +31,36 @@ local function read_hash(key)
   return row
 end
 
-local function push_wake(prefix, name)
-  redis.call('LPUSH', prefix .. name, '1')
-  redis.call('EXPIRE', prefix .. name, 60)
+local function push_wake(list)
+  redis.call('LPUSH', list, '1')
+  redis.call('EXPIRE', list, 60)
+end
+
+-- Wake the first in a line; one that is not there loses nothing, and a wake too many costs one question.
+local function wake_first(line, prefix)
+  local first = redis.call('ZRANGE', line, 0, 0)[1]
+  if first then push_wake(prefix .. first) end
+end
+
+-- What is reserved at `now`: {left, total} by reservation, and how much that is. A row is "left:ends at ms:total"; rows
+-- that are over are dropped.
+local function read_reservations(key, now)
+  local rows, reserved = {}, 0
+  local raw = redis.call('HGETALL', key)
+  for i = 1, #raw, 2 do
+    local left, ends, total = string.match(raw[i + 1], '^(%d+):(%d+):(%d+)$')
+    if tonumber(ends) <= now or tonumber(left) == 0 then
+      redis.call('HDEL', key, raw[i])
+    else
+      rows[raw[i]] = {left = tonumber(left), ends = ends, total = tonumber(total)}
+      reserved = reserved + tonumber(left)
+    end
+  end
+  return rows, reserved
+end
+
+local function write_reservation(key, name, row)
+  redis.call('HSET', key, name, string.format('%d:%s:%d', row.left, row.ends, row.total))
 end
 
 -- Creations a second at `now`, 0 for no limit. After a refusal: half the refused rate, back to just under it within
@@ -79,7 +106,7 @@ end
 -- Wake the first who waits to create, unless it comes by itself when the next creation is possible.
 local function wake_creator(line, due, prefix, possible_at)
   local first = redis.call('ZRANGE', line, 0, 0)[1]
-  if first and tonumber(redis.call('ZSCORE', due, first) or '0') > possible_at + 1 then push_wake(prefix, first) end
+  if first and tonumber(redis.call('ZSCORE', due, first) or '0') > possible_at + 1 then push_wake(prefix .. first) end
 end
 
 -- Free an episode's permit and its place at the provider; wake those whom that lets on. Returns how much was freed.
