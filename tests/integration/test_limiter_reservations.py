@@ -14,6 +14,7 @@ from orchestrator.keys import Keys
 from orchestrator.limiter import Admission
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
+from tests.support.clocked import Clocked
 from tests.support.line import PROMPT_SECONDS, end, queue_up, running
 from tests.support.truth import admit, beat_slots, farm_settings, leased, opened_farm
 from tests.support.waiting import wait_until
@@ -196,3 +197,21 @@ def test_a_limit_below_the_reservation_ends_the_batch_at_once(farm: Farm, redis:
         assert time.monotonic() - since < PROMPT_SECONDS
         end(farm, (spec, lease))
     assert redis.zcard(Keys.PERMITS) == redis.zcard(Keys.WAITERS) == 0
+
+
+def test_a_batch_gets_its_places_although_a_429_once_lowered_the_limit(redis: Redis) -> None:
+    """A trainer that only reserves: nobody ever comes to a creation that could try one more."""
+    farm = Clocked(redis, concurrency_limit=20)
+    redis.zadd(Keys.SLOTS, {f"slot-{number}": farm.now + 10**9 for number in range(20)})
+    *_, refused = farm.let_through(3)
+    farm.refuse_concurrency(refused)
+    redis.delete(Keys.PLACES)  # as their receipts do
+    assert farm.limit == 2
+    waited = 0
+    while not farm.limiter.reserve("r1", 8, life_seconds=120, asks_again=True):
+        farm.pass_seconds(0.1)
+        waited += 1
+        assert waited < 100
+    assert waited > 40, "not before the lowered limit has stood for a while"
+    assert farm.limit == 8
+    assert not farm.limiter.reserve("r2", 8, life_seconds=120), "the next try waits as long again"
