@@ -112,6 +112,13 @@ local function patience_after_refusal(limits, now)
   return limits.probed == '1' and math.min(LONGEST_PROBE_MS, patience * 2) or patience
 end
 
+-- Whether a batch of `total` can no longer be live at once: its members wait for each other and free no place for the
+-- missing ones, and so do two batches that have got a part each. `left` is reserved and not admitted yet. A permit's
+-- score is minus its batch's size (acquire_permit.lua).
+local function batch_is_over(total, limit, permits, left)
+  return total > limit or redis.call('ZCOUNT', permits, '-inf', '(0') + left > limit
+end
+
 -- Wake the first who waits to create, unless it comes by itself when the next creation is possible.
 local function wake_creator(line, due, prefix, possible_at)
   local first = redis.call('ZRANGE', line, 0, 0)[1]

@@ -21,7 +21,7 @@ local mine = rows[ARGV[2]]
 local free = limit - redis.call('ZCARD', KEYS[1])
 local queue = redis.call('EXISTS', KEYS[2]) == 1
 local function grant()
-  redis.call('ZADD', KEYS[1], now, ARGV[1])
+  redis.call('ZADD', KEYS[1], mine and -mine.total or now, ARGV[1])
   if not queue then return 1 end
   redis.call('ZREM', KEYS[2], ARGV[1])
   redis.call('ZREM', KEYS[3], ARGV[1])
@@ -30,7 +30,7 @@ local function grant()
   return 1
 end
 if mine then
-  if mine.total > limit then return 3 end
+  if batch_is_over(mine.total, limit, KEYS[1], reserved) then return 3 end
   if free > 0 then
     mine.left = mine.left - 1
     write_reservation(KEYS[5], ARGV[2], mine)
