@@ -48,7 +48,7 @@ class Allocations:
 
     def sized(self, row: Allocation, *, vcpus: int, memory_mb: int) -> Allocation:
         """Note the sandbox's real size, which is what it costs; the row with it."""
-        self._redis.hset(Keys.allocation(row.allocation_id), mapping={"vcpus": vcpus, "memory_mb": memory_mb})
+        self._scripts.run("note_size", [Keys.allocation(row.allocation_id)], [vcpus, memory_mb])
         return row.model_copy(update={"vcpus": vcpus, "memory_mb": memory_mb})
 
     def unknown(self, row: Allocation, token: str, detail: str) -> None:

@@ -46,11 +46,16 @@ class Defaults:
     creation_rate: float
 
 
+State = Literal["wait", "granted", "too_far", "over", "never"]
+_STATES: tuple[State, ...] = ("wait", "granted", "too_far", "over", "never")
+"""In the order of take_creation.lua's numbers."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """What the line answered."""
 
-    state: Literal["granted", "wait", "too_far", "over"]
+    state: State
     wait_seconds: float = 0.0
     """Until it should ask again, or until its turn when that is too far away."""
 
@@ -72,7 +77,8 @@ class Creation:
         """Return when one attempt may be sent; a new attempt goes on from the old one's place in line.
 
         `check` is called now and then and may raise to give up. Raises EpisodeAborted(deadline) as soon as the turn
-        lies beyond `wait_seconds`, LeaseLost when the episode has its receipt already.
+        lies beyond `wait_seconds`, EpisodeAborted(admission_timeout) when the limit fell below its batch's reservation,
+        LeaseLost when the episode has its receipt already.
         """
         self.begin()
         ends = time.monotonic() + wait_seconds
@@ -84,6 +90,10 @@ class Creation:
                     return
                 if turn.state == "over":
                     raise LeaseLost(f"{self._episode_id}: it has its receipt already")
+                if turn.state == "never":
+                    raise EpisodeAborted(
+                        Outcome.ADMISSION_TIMEOUT, "the concurrency limit fell below the batch's reservation"
+                    )
                 if turn.state == "too_far" or left <= 0:
                     away = f"the next creation is {turn.wait_seconds:.1f} s away" if left > 0 else "no place was free"
                     raise EpisodeAborted(Outcome.DEADLINE, away)
@@ -104,6 +114,7 @@ class Creation:
             Keys.episode(self._episode_id),
             Keys.creation(self.creation_id),
             Keys.wake(self.creation_id),
+            Keys.PERMITS,
         ]
         args: list[str | int | float] = [
             self.creation_id,
@@ -118,8 +129,7 @@ class Creation:
         ]
         state, arrival, *wait_ms = self._scripts.run("take_creation", keys, args)
         self._arrival = str(arrival)
-        states: tuple[Literal["wait", "granted", "too_far", "over"], ...] = ("wait", "granted", "too_far", "over")
-        return Turn(states[state], wait_ms[0] / 1000 if wait_ms else 0.0)
+        return Turn(_STATES[state], wait_ms[0] / 1000 if wait_ms else 0.0)
 
     def leave(self) -> None:
         """Give up the place in line."""

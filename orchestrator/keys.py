@@ -16,7 +16,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | retention |
 | farm:counters             | hash   | totals that metrics read                         | commit, settle    | for ever: totals |
 | farm:limits               | hash   | limits set live, what 429s taught (scripts/_limits.lua) | limiter    | for ever: configuration |
-| farm:permits              | zset   | episode holding a permit -> granted at           | limiter, ledger   | empties itself; freed by confirmed absence |
+| farm:permits              | zset   | episode holding a permit -> granted at, or minus its batch's size | limiter, ledger   | empties itself; freed by confirmed absence |
 | farm:waiters              | zset   | episode waiting for a permit -> place in line    | limiter           | empties itself, stale ones pruned |
 | farm:waiters:seen         | zset   | the same -> last asked at                        | limiter           | with farm:waiters |
 | farm:places               | zset   | episode that has or creates a sandbox -> since   | limiter, ledger   | empties itself; freed with the permit |

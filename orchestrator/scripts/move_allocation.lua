@@ -28,7 +28,7 @@ if ARGV[6] == '1' then
   if final and left <= 0 then
     redis.call('EXPIRE', KEYS[1], ARGV[7])
     if free_permit(ARGV[3], KEYS[5], KEYS[7], KEYS[8], KEYS[9], KEYS[10], ARGV[8]) == 1 then
-      for _, waiter in ipairs(redis.call('ZRANGE', KEYS[6], 0, 0)) do push_wake(ARGV[8], waiter) end
+      wake_first(KEYS[6], ARGV[8])
     end
   end
 end

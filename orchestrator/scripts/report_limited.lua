@@ -25,8 +25,7 @@ if ARGV[1] == 'concurrency' then
   redis.call('ZREM', KEYS[4], ARGV[4])
   local _, configured = allowed_concurrency(limits, ARGV[6])
   local running = math.min(configured, redis.call('ZCARD', KEYS[4]))
-  local patience = tonumber(limits.probe_ms or PROBE_MS)
-  if limits.probed == '1' then patience = math.min(LONGEST_PROBE_MS, patience * 2) end
+  local patience = patience_after_refusal(limits, now)
   redis.call('HSET', KEYS[1], 'effective', running, 'effective_at', now, 'probe_ms', patience, 'probed', '0')
   return {0, 0}
 end
