@@ -233,6 +233,11 @@ class Ledger:
             outcome=Outcome(raw["outcome"]) if "outcome" in raw else None,
         )
 
+    def state(self, episode_id: str) -> EpisodeState | None:
+        """Where the episode's row stands, or None when there is none (any more)."""
+        state = self._redis.hget(Keys.episode(episode_id), "state")
+        return EpisodeState(cast(str, state)) if state else None
+
     def allocation_ids(self, episode_id: str) -> tuple[str, ...]:
         """Every allocation that the episode ever intended, in order."""
         listed = self._redis.hget(Keys.episode(episode_id), "allocations")

@@ -1,8 +1,9 @@
 """Finishing what killed processes left behind: one look, a pure plan (plan.py), then its application.
 
 What always holds: a lost episode is seized under a new token before anything of it is touched, so its old owner is
-refused from then on; the provider's list is read before the ledger, so a newborn is never taken for an orphan; what
-could not be settled stays listed by id until it is. Looking changes nothing.
+refused from then on; the provider's list is read before the ledger, and unsettled sandboxes before open episodes, so
+what is born during a look is neither an orphan nor left behind; what could not be settled stays listed by id until it
+is. Looking changes nothing.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ class Reconciler:
         now = self._ledger.now() if now is None else now
         self._note_pause(now)
         self._looked = self._clock()
-        rows = self._ledger.open_rows()
+        unsettled = self._ledger.allocations.unsettled()
+        rows = self._ledger.open_rows()  # after those: an episode that begins meanwhile has none among them
         waiting = self._queue.waiting()
         queued = {row.job_id for row in rows if row.state is EpisodeState.QUEUED}
         self._suspected = {job: self._suspected.get(job, now) for job in queued - waiting}
@@ -142,7 +144,7 @@ class Reconciler:
             open=rows,
             lease_ends=self._ledger.lease_ends(),
             suspected_since=dict(self._suspected),
-            unsettled=self._ledger.allocations.unsettled(),
+            unsettled=unsettled,
             lost_trainers=self._ledger.lost_trainers({row.trainer_id for row in rows if row.trainer_id}),
             farm_tag=self._ledger.known_farm_tag(),
             sandboxes=sandboxes,
@@ -179,7 +181,7 @@ class Reconciler:
                 self._finish(episode_id, report)
             case Settle(allocation_id):
                 allocation = self._ledger.allocations.get(allocation_id)
-                if allocation is not None and not allocation.state.settled:
+                if allocation is not None and not allocation.state.settled and self._over(allocation.episode_id):
                     self._settle(allocation, RECONCILER_TOKEN, report)
             case DeleteOrphan(sandbox_id):
                 if self._settlement.delete_orphan(action):
@@ -223,6 +225,10 @@ class Reconciler:
             report.failures[Kind.EPISODE, episode_id] = str(error)
         else:
             report.finished.append(episode_id)
+
+    def _over(self, episode_id: str) -> bool:
+        """Whether no slot can own the episode any more, asked before the provider is."""
+        return self._ledger.state(episode_id) in (None, EpisodeState.FINAL)
 
     def _settle(self, row: Allocation, token: str, report: Report) -> None:
         reason = self._settlement.settle(row, token)

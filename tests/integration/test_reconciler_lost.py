@@ -7,13 +7,17 @@ import threading
 import pytest
 from redis import Redis
 
+from orchestrator.allocations import Allocations
+from orchestrator.cost import Rates
 from orchestrator.errors import LeaseLost
 from orchestrator.keys import Keys
+from orchestrator.ledger import OpenEpisode
 from orchestrator.reconciler import Reconciler, Report
+from orchestrator.records import Allocation, EpisodeSpec
 from orchestrator.rounds import run_rounds
 from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome, Role, allocation_id
 from tests.support.fake_provider import FakeProvider
-from tests.support.scene import LEASE_SECONDS, Scene
+from tests.support.scene import LEASE_SECONDS, LaterLedger, Scene
 from tests.support.truth import a_receipt, a_request, admit, expire, intended, leased, opened_farm, stored
 from tests.support.waiting import wait_until
 
@@ -252,4 +256,56 @@ def test_one_reconciler_leads_at_a_time_and_hands_over(scene: Scene, redis_url: 
     row = scene.farm.ledger.row(spec.episode_id)
     assert row is not None
     assert row.state is EpisodeState.RUNNING
+    scene.farm.ledger.commit(a_receipt(spec), lease.token)
+
+
+@pytest.mark.parametrize("created", [True, False], ids=["created", "only intended"])
+def test_an_episode_that_begins_during_the_look_keeps_its_sandbox(scene: Scene, created: bool) -> None:
+    """Its intent is written between any two reads of one look."""
+    born: list[EpisodeSpec] = []
+
+    def begin() -> None:
+        spec, lease = leased(scene.farm, lease_seconds=600)
+        row = intended(scene.farm, spec, lease)
+        if created:
+            sandbox_id = scene.provider.create(a_request(spec)).sandbox_id
+            scene.farm.ledger.allocations.created(row, sandbox_id, lease.token, creating_ms=1)
+        born.append(spec)
+
+    class BusyAllocations(Allocations):
+        def unsettled(self) -> list[Allocation]:
+            begin()
+            rows = super().unsettled()
+            begin()
+            return rows
+
+    class BusyLedger(LaterLedger):
+        def open_rows(self) -> list[OpenEpisode]:
+            begin()
+            rows = super().open_rows()
+            begin()
+            return rows
+
+    settings = scene.farm.settings
+    rates = Rates(settings.vcpu_usd_per_second, settings.gib_usd_per_second)
+    ledger = BusyLedger(
+        scene.farm.redis, BusyAllocations(scene.farm.redis, rates=rates, retention_seconds=60), retention_seconds=60
+    )
+    reconciler = Reconciler(
+        "busy", ledger=ledger, queue=scene.farm.queue, provider=scene.provider, lease_seconds=LEASE_SECONDS
+    )
+    assert reconciler.run_once() == Report()
+    assert len(born) == 4
+    assert scene.provider.deleted == []
+    assert len(scene.provider.created) == (4 if created else 0)
+
+
+def test_what_an_outdated_plan_names_is_left_to_the_slot_that_owns_it(scene: Scene, redis: Redis) -> None:
+    """The plan's look may be wrong; before the provider is called the row is asked."""
+    spec, lease = leased(scene.farm, lease_seconds=600)
+    row = intended(scene.farm, spec, lease)
+    redis.zrem(Keys.OPEN, spec.episode_id)  # what a look would see that had read the episodes first
+    assert scene.round() == Report()
+    assert (scene.provider.created, scene.provider.deleted) == ([], [])
+    scene.farm.ledger.allocations.refused(row, lease.token, "never sent")
     scene.farm.ledger.commit(a_receipt(spec), lease.token)
