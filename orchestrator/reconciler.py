@@ -95,6 +95,16 @@ class Reconciler:
         """Redis was away: give every lease its full time again before anything is declared lost."""
         self._settled_since = self._ledger.now()
 
+    @property
+    def beat_seconds(self) -> float:
+        """How often `beat` has to be called between two rounds, so that the rest itself is not taken for an outage."""
+        return self._lease_seconds / 4
+
+    def beat(self) -> None:
+        """Redis has answered during a rest between two rounds; the time since the last such answer is judged."""
+        self._note_pause(self._ledger.now())
+        self._looked = self._clock()
+
     def watch(self, seconds: float) -> None:
         """Look on for this long and do nothing: what a first round needs to have seen before it judges."""
         ends = self._clock() + seconds

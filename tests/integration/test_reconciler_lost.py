@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -11,6 +14,7 @@ from orchestrator.allocations import Allocations
 from orchestrator.cost import Rates
 from orchestrator.errors import LeaseLost
 from orchestrator.keys import Keys
+from orchestrator.leadership import leader
 from orchestrator.ledger import OpenEpisode
 from orchestrator.reconciler import Reconciler, Report
 from orchestrator.records import Allocation, EpisodeSpec
@@ -209,6 +213,64 @@ def test_a_new_reconciler_judges_nothing_within_its_first_lease_time(scene: Scen
     assert young.run_once() == Report()
     scene.pass_time(LEASE_SECONDS + 0.1)
     assert young.run_once().finished == [spec.episode_id]
+
+
+@contextmanager
+def rounds_of(scene: Scene, *, every_seconds: float) -> Iterator[list[Report]]:
+    """A reconciler whose leases last 0.4 s makes its rounds; the reports so far."""
+    reports: list[Report] = []
+    reconciler = Reconciler(
+        "slow", ledger=scene.ledger, queue=scene.farm.queue, provider=scene.provider, lease_seconds=0.4
+    )
+    stop = threading.Event()
+    options: dict[str, Any] = {"every_seconds": every_seconds, "stop": stop, "on_report": reports.append}
+    thread = threading.Thread(target=run_rounds, args=(scene.farm.redis, reconciler, "slow"), kwargs=options)
+    thread.start()
+    try:
+        yield reports
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+def test_a_rest_longer_than_a_lease_is_no_outage(scene: Scene) -> None:
+    spec, _, _ = scene.started()
+    scene.kill(spec)
+    with rounds_of(scene, every_seconds=0.6):
+        wait_until(lambda: scene.farm.ledger.receipt(spec.episode_id), description="the lost episode's receipt")
+    assert scene.receipt(spec).outcome is Outcome.WORKER_LOST
+
+
+def test_the_lead_is_kept_during_a_rest(scene: Scene, redis: Redis) -> None:
+    with rounds_of(scene, every_seconds=600) as reports:
+        wait_until(lambda: reports, description="the first round")
+        redis.delete(Keys.RECONCILER)  # as if it had run out
+        wait_until(lambda: leader(redis) == "slow", description="it leads on")
+        assert len(reports) == 1
+
+
+def test_an_outage_during_a_rest_is_an_interruption_too(scene: Scene) -> None:
+    clock = [0.0]
+    watcher = Reconciler(
+        "watcher",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        provider=scene.provider,
+        lease_seconds=LEASE_SECONDS,
+        clock=lambda: clock[0],
+    )
+    spec, _, _ = scene.started()
+    scene.kill(spec)
+
+    def rest(beats: list[float]) -> Report:
+        for seconds in beats:
+            scene.pass_time(seconds)
+            clock[0] += seconds
+            watcher.beat()
+        return watcher.run_once()
+
+    assert rest([3.0, 3.0, 9.0]) == Report(), "between the last two Redis was away"
+    assert rest([3.0] * 5).finished == [spec.episode_id]
 
 
 def test_a_lost_episodes_sandbox_is_priced_though_nobody_noted_its_size(scene: Scene, redis: Redis) -> None:
