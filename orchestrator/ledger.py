@@ -193,17 +193,6 @@ class Ledger:
         state = self._scripts.run("cancel_episode", [Keys.episode(episode_id), Keys.wake(episode_id)], [])
         return EpisodeState(state) if state else None
 
-    def end_queued(self, row: EpisodeRow, outcome: Outcome, detail: str) -> bool:
-        """Take a queued episode as a slot would and write its receipt: nothing of it was ever allocated.
-
-        False when it was not queued any more; whoever took it ends it.
-        """
-        lease = self.take(row.episode_id, row.attempt, f"ended-{secrets.token_hex(8)}", lease_seconds=30)
-        if lease is None:
-            return False
-        self.commit(unrun_receipt(row, outcome, detail, self.now()), lease.token)
-        return True
-
     def cancelled(self, episode_id: str) -> bool:
         """Whether somebody asked for the episode's end."""
         return bool(self._redis.hexists(Keys.episode(episode_id), "cancel"))
@@ -279,29 +268,6 @@ class Ledger:
         """Redis's time in unix seconds: the only clock that rows are compared with."""
         seconds, micros = self._redis.time()
         return seconds + micros / 1_000_000
-
-
-def unrun_receipt(
-    row: EpisodeRow, outcome: Outcome, detail: str, finished_at: float, allocations: tuple[str, ...] = ()
-) -> Receipt:
-    """The receipt of an episode that ends without anybody having run it to its end."""
-    return Receipt(
-        episode_id=row.episode_id,
-        attempt=row.attempt,
-        run_id=row.spec.run_id,
-        group_id=row.spec.group_id,
-        task_id=row.spec.task.id,
-        task_digest=row.spec.task.digest(),
-        template=row.spec.template,
-        drive=row.spec.drive,
-        outcome=outcome,
-        reward=None,
-        detail=detail,
-        queued_at=row.queued_at,
-        started_at=row.started_at,
-        finished_at=finished_at,
-        allocations=allocations,
-    )
 
 
 def _new_tag() -> str:

@@ -159,7 +159,7 @@ class Pool:
             spec = row.spec
         self._queue.enqueue(spec)
         finished = self._finished if spec.run_id == self.run_id else Finished(self.redis, spec.run_id)
-        episode = Episode(spec, Mailbox(self.redis, spec.episode_id), self.ledger, finished)
+        episode = Episode(spec, Mailbox(self.redis, spec.episode_id), self.ledger, finished, self._queue)
         self._episodes[spec.episode_id] = episode
         return episode
 
@@ -201,9 +201,8 @@ class Pool:
         Queued ones have their receipts when this returns; running ones are waited for, at most `wait_seconds`, until
         their sandboxes are confirmed absent. What is `open` or `unsettled` in the answer was not done in that time.
         """
-        rows = [row for row in self.ledger.open_rows() if row.run_id == self.run_id]
-        named = [row.episode_id for row in rows if group_id in (None, row.group_id)]
-        self._cancellation.ask(named[::-1])  # slots take the oldest first
+        named = self._cancellation.matching(run_id=self.run_id, group_id=group_id)
+        self._cancellation.ask(named)
         return self._cancellation.wait(named, wait_seconds)
 
     def close(self) -> None:

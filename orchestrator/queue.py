@@ -76,17 +76,10 @@ class JobQueue:
         """How many jobs wait."""
         return int(self.rq.count)
 
-    def withdraw(self, job: str) -> bool:
-        """Take a job off the queue if it still waits there; a job that somebody has popped keeps its envelope."""
-        waited = bool(self.rq.remove(job))
-        if waited:
+    def withdraw(self, job: str, *, lost: bool = False) -> None:
+        """Take a job off the queue. One that somebody has popped keeps its envelope, unless it is `lost` with him."""
+        if self.rq.remove(job) or lost:
             self._redis.delete(Job.key_for(job))
-        return waited
-
-    def forget(self, job: str) -> None:
-        """Take a job off the queue and drop its envelope."""
-        self.rq.remove(job)
-        self._redis.delete(Job.key_for(job))
 
 
 def refusal(fields: dict[str, Any], func_name: str | None) -> str | None:

@@ -17,8 +17,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.allocations import RECONCILER_TOKEN
+from orchestrator.endings import end_queued, unrun_receipt
 from orchestrator.errors import FarmError, LeaseLost, ProviderError
-from orchestrator.ledger import EpisodeRow, Ledger, unrun_receipt
+from orchestrator.ledger import Ledger
 from orchestrator.plan import Action, DeleteOrphan, End, Enqueue, Finish, Settle, Snapshot, plan
 from orchestrator.provider import Provider, SandboxRow
 from orchestrator.queue import JobQueue
@@ -33,11 +34,6 @@ _LOST_JOBS = 5
 """How often a queued episode's job may be lost before the episode ends: its job kills whoever takes it."""
 
 _WATCH_SECONDS = 1.0
-
-_DETAILS = {
-    Outcome.CANCELLED: "cancelled before it was taken",
-    Outcome.TRAINER_LOST: "its trainer sent no heartbeat any more before it was taken",
-}
 
 
 @dataclass
@@ -183,10 +179,7 @@ class Reconciler:
             case Enqueue(episode_id):
                 self._enqueue(episode_id, report)
             case End(episode_id, outcome):
-                row = self._ledger.row(episode_id)
-                if row is not None and self._ledger.end_queued(row, outcome, _DETAILS[outcome]):
-                    self._queue.withdraw(row.job_id)
-                    report.finished.append(episode_id)
+                self._end(episode_id, outcome, report)
             case Finish(episode_id):
                 self._finish(episode_id, report)
             case Settle(allocation_id):
@@ -203,18 +196,17 @@ class Reconciler:
         if row is None or row.state is not EpisodeState.QUEUED:
             return
         if self._ledger.count_lost_job(episode_id) > _LOST_JOBS:
-            self._give_up(row, report)
+            self._end(episode_id, Outcome.WORKER_LOST, report)  # whoever takes this job dies of it
             return
-        self._queue.forget(row.job_id)
+        self._queue.withdraw(row.job_id, lost=True)
         self._queue.enqueue(row.spec, row.attempt)
         self._suspected.pop(row.job_id, None)
         report.enqueued.append(episode_id)
 
-    def _give_up(self, row: EpisodeRow, report: Report) -> None:
-        """Whoever takes this job dies of it: end it ourselves."""
-        detail = f"its job was lost {_LOST_JOBS} times before anybody could begin it"
-        if self._ledger.end_queued(row, Outcome.WORKER_LOST, detail):
-            report.finished.append(row.episode_id)
+    def _end(self, episode_id: str, outcome: Outcome, report: Report) -> None:
+        row = self._ledger.row(episode_id)
+        if row is not None and end_queued(self._ledger, self._queue, row, outcome):
+            report.finished.append(episode_id)
 
     def _finish(self, episode_id: str, report: Report) -> None:
         token = self._ledger.seize(episode_id, self._name, lease_seconds=self._lease_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from redis import Redis
+from rq.job import Job
 
 from orchestrator.keys import Keys
 from orchestrator.reconciler import Reconciler, Report
@@ -76,6 +77,7 @@ def test_a_job_that_kills_whoever_takes_it_ends_its_episode(scene: Scene, redis:
         report = scene.round()
     assert report.finished == [spec.episode_id]
     assert scene.receipt(spec).outcome is Outcome.WORKER_LOST
+    assert not redis.exists(Job.key_for(job_id(spec.episode_id, 1))), "its envelope went with it"
 
 
 def test_an_unreadable_row_keeps_no_other_waiting(scene: Scene, redis: Redis) -> None:

@@ -163,6 +163,7 @@ class Field(Checks):
             Mailbox(self.farm.redis, spec.episode_id),
             self.farm.ledger,
             Finished(self.farm.redis, spec.run_id),
+            self.farm.queue,
         )
         return Running(episode, thread, failures)
 
