@@ -7,17 +7,22 @@ Episodes submitted after the request are not touched by it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from orchestrator.endings import end_queued
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.vocabulary import EpisodeState, Outcome
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 """Pause between two looks at what still runs: the slots themselves look once a second."""
@@ -85,12 +90,18 @@ class Cancellation:
         return named
 
     def ask(self, episodes: Sequence[str]) -> None:
-        """Ask for the end of all of them: queued ones have their receipts when this returns."""
+        """Ask for the end of all of them: queued ones have their receipts when this returns.
+
+        One that cannot be ended is logged and keeps no other waiting: the reconciler ends it.
+        """
         queued = [episode for episode in episodes if self._ledger.cancel(episode) is EpisodeState.QUEUED]
         for episode in queued:
             row = self._ledger.row(episode)
-            if row is not None:
-                end_queued(self._ledger, self._queue, row, Outcome.CANCELLED)
+            try:
+                if row is not None:
+                    end_queued(self._ledger, self._queue, row, Outcome.CANCELLED)
+            except (FarmError, ValidationError) as error:
+                logger.error("not ended: %s", error, extra={"episode": episode})
 
     def wait(self, episodes: Sequence[str], seconds: float) -> Ending:
         """What became of them once all have ended and are settled, or after `seconds`."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import secrets
 
+from orchestrator.errors import FarmError
 from orchestrator.ledger import EpisodeRow, Ledger
 from orchestrator.queue import JobQueue
 from orchestrator.records import Receipt
-from orchestrator.vocabulary import Outcome
+from orchestrator.vocabulary import Drive, Outcome
 
 _TAKEN_SECONDS = 30.0
 """Lease of who ends it: far longer than the receipt takes."""
@@ -23,16 +24,19 @@ _DETAILS = {
 }
 
 
-def end_queued(ledger: Ledger, queue: JobQueue, row: EpisodeRow, outcome: Outcome) -> bool:
-    """End a queued episode here and now: nothing of it was ever allocated.
+def end_queued(
+    ledger: Ledger, queue: JobQueue, row: EpisodeRow, outcome: Outcome, *, detail: str | None = None
+) -> bool:
+    """End a queued episode here and now: nothing of it was ever allocated. `detail` instead of the outcome's usual one.
 
     False when it was not queued any more; whoever took it ends it.
     """
+    receipt = unrun_receipt(row, outcome, detail or _DETAILS[outcome], ledger.now())  # before anything is changed
     owner = f"ended-{secrets.token_hex(8)}"
     lease = ledger.take(row.episode_id, row.attempt, owner, lease_seconds=_TAKEN_SECONDS)
     if lease is None:
         return False
-    ledger.commit(unrun_receipt(row, outcome, _DETAILS[outcome], ledger.now()), lease.token)
+    ledger.commit(receipt, lease.token)
     queue.withdraw(row.job_id, lost=outcome is Outcome.WORKER_LOST)
     return True
 
@@ -40,16 +44,27 @@ def end_queued(ledger: Ledger, queue: JobQueue, row: EpisodeRow, outcome: Outcom
 def unrun_receipt(
     row: EpisodeRow, outcome: Outcome, detail: str, finished_at: float, allocations: tuple[str, ...] = ()
 ) -> Receipt:
-    """The receipt of an episode that ends without anybody having run it to its end."""
+    """The receipt of an episode that ends without anybody having run it to its end.
+
+    A spec that this version cannot read keeps nobody waiting: then the receipt says so and is made of the plain fields.
+    """
+    drive = Drive.REMOTE if row.trainer_id else Drive.AUTONOMOUS
+    task_id, task_digest, template = "unknown", "", ""
+    try:
+        spec = row.spec
+    except FarmError as error:
+        detail = f"{detail}; {error}"
+    else:
+        task_id, task_digest, template = spec.task.id, spec.task.digest(), spec.template
     return Receipt(
         episode_id=row.episode_id,
         attempt=row.attempt,
-        run_id=row.spec.run_id,
-        group_id=row.spec.group_id,
-        task_id=row.spec.task.id,
-        task_digest=row.spec.task.digest(),
-        template=row.spec.template,
-        drive=row.spec.drive,
+        run_id=row.run_id,
+        group_id=row.group_id or None,
+        task_id=task_id,
+        task_digest=task_digest,
+        template=template,
+        drive=drive,
         outcome=outcome,
         reward=None,
         detail=detail,

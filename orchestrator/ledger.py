@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
+from pydantic import ValidationError
 from redis import Redis
 
 from orchestrator.allocations import Allocations
@@ -46,11 +47,30 @@ class EpisodeRow:
     state: EpisodeState
     attempt: int
     job_id: str
-    spec: EpisodeSpec
+    run_id: str
+    group_id: str
+    """'' for none."""
+    trainer_id: str
+    """Who drives it, '' when it runs by itself."""
+    spec_text: str
+    """The spec as it was submitted, perhaps by another version of this package."""
     queued_at: float
     started_at: float | None
     unsettled: int
     outcome: Outcome | None
+
+    @property
+    def spec(self) -> EpisodeSpec:
+        """The spec; raises FarmError when this version cannot read it."""
+        try:
+            return EpisodeSpec.model_validate_json(self.spec_text)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"])) or "it"
+            raise FarmError(
+                f"{self.episode_id}: its row cannot be read by this version ({where}: {problem['msg']}); "
+                "run one version of the farm everywhere, then submit it again"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -208,14 +228,17 @@ class Ledger:
     def row(self, episode_id: str) -> EpisodeRow | None:
         """The episode's row, or None when there is none (any more)."""
         raw = cast("dict[str, str]", self._redis.hgetall(Keys.episode(episode_id)))
-        if not raw:
+        if "state" not in raw:
             return None
         return EpisodeRow(
             episode_id=episode_id,
             state=EpisodeState(raw["state"]),
             attempt=int(raw["attempt"]),
             job_id=raw["job"],
-            spec=EpisodeSpec.model_validate_json(raw["spec"]),
+            run_id=raw["run"],
+            group_id=raw.get("group", ""),
+            trainer_id=raw.get("trainer", ""),
+            spec_text=raw["spec"],
             queued_at=int(raw["queued_at"]) / 1000,
             started_at=int(raw["started_at"]) / 1000 if "started_at" in raw else None,
             unsettled=int(raw["unsettled"]),

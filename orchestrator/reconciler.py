@@ -195,17 +195,22 @@ class Reconciler:
         row = self._ledger.row(episode_id)
         if row is None or row.state is not EpisodeState.QUEUED:
             return
+        try:
+            spec = row.spec
+        except FarmError:
+            self._end(episode_id, Outcome.WORKER_LOST, report, detail="its job was lost and cannot be made again")
+            return
         if self._ledger.count_lost_job(episode_id) > _LOST_JOBS:
             self._end(episode_id, Outcome.WORKER_LOST, report)  # whoever takes this job dies of it
             return
         self._queue.withdraw(row.job_id, lost=True)
-        self._queue.enqueue(row.spec, row.attempt)
+        self._queue.enqueue(spec, row.attempt)
         self._suspected.pop(row.job_id, None)
         report.enqueued.append(episode_id)
 
-    def _end(self, episode_id: str, outcome: Outcome, report: Report) -> None:
+    def _end(self, episode_id: str, outcome: Outcome, report: Report, *, detail: str | None = None) -> None:
         row = self._ledger.row(episode_id)
-        if row is not None and end_queued(self._ledger, self._queue, row, outcome):
+        if row is not None and end_queued(self._ledger, self._queue, row, outcome, detail=detail):
             report.finished.append(episode_id)
 
     def _finish(self, episode_id: str, report: Report) -> None:

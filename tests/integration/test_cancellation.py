@@ -86,6 +86,22 @@ def test_an_episode_that_its_trainer_closes_leaves_the_queue_too(farm: Farm, poo
     assert details == ["cancelled before it was taken"] * 2, "one text for one end"
 
 
+def test_an_unreadable_row_is_ended_with_its_run(farm: Farm, cancellation: Cancellation, redis: Redis) -> None:
+    first, broken, last = (queued(farm) for _ in range(3))
+    redis.hset(Keys.episode(broken.episode_id), "spec", '{"schema_version": 99}')
+    cancellation.ask(cancellation.open_of(run_id="run-test"))
+    assert [outcome(farm, spec) for spec in (first, broken, last)] == [Outcome.CANCELLED] * 3
+    assert farm.queue.depth() == 0
+
+
+def test_one_that_cannot_be_ended_keeps_no_other_waiting(farm: Farm, cancellation: Cancellation, redis: Redis) -> None:
+    first, broken, last = (queued(farm) for _ in range(3))
+    redis.hset(Keys.episode(broken.episode_id), "run", "NOT AN ID")
+    named = [spec.episode_id for spec in (first, broken, last)]
+    cancellation.ask(named)
+    assert cancellation.wait(named, 0) == Ending(outcomes={"cancelled": 2}, open=(broken.episode_id,))
+
+
 def test_a_group_is_cancelled_alone_and_within_a_run_when_that_is_said(farm: Farm, cancellation: Cancellation) -> None:
     first = queued(farm, run_id="run-a", group_id="g-1")
     second = queued(farm, run_id="run-b", group_id="g-1")

@@ -88,8 +88,25 @@ def test_an_unreadable_row_keeps_no_other_waiting(scene: Scene, redis: Redis) ->
     scene.round()
     scene.pass_time(10.5)
     report = scene.round()
-    assert report.enqueued == [sound.episode_id]
-    assert len(report.unresolved) == 1
+    assert (report.enqueued, report.finished) == ([sound.episode_id], [broken.episode_id])
+    assert report.unresolved == {}
+    receipt = scene.receipt(broken)
+    assert (receipt.outcome, receipt.run_id, receipt.task_id) == (Outcome.WORKER_LOST, broken.run_id, "unknown")
+    assert "its row cannot be read by this version (schema_version: " in (receipt.detail or "")
+    assert scene.round() == Report()
+
+
+def test_a_lost_episode_with_an_unreadable_row_has_its_sandbox_deleted_and_a_receipt(
+    scene: Scene, redis: Redis
+) -> None:
+    spec, _, sandbox_id = scene.started()
+    redis.hset(Keys.episode(spec.episode_id), "spec", "no JSON")
+    scene.kill(spec)
+    assert scene.round().finished == [spec.episode_id]
+    assert scene.provider.deleted == [sandbox_id]
+    receipt = scene.receipt(spec)
+    assert (receipt.outcome, receipt.drive, len(receipt.allocations)) == (Outcome.WORKER_LOST, Drive.AUTONOMOUS, 1)
+    assert scene.permits == 0
 
 
 def test_queued_episodes_of_a_dead_trainer_end_without_a_worker_and_others_do_not(scene: Scene) -> None:
