@@ -37,7 +37,7 @@ def end_queued(
     if lease is None:
         return False
     ledger.commit(receipt, lease.token)
-    queue.withdraw(row.job_id, lost=outcome is Outcome.WORKER_LOST)
+    queue.named(row.queue).withdraw(row.job_id, lost=outcome is Outcome.WORKER_LOST)
     return True
 
 

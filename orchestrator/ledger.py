@@ -21,6 +21,7 @@ from orchestrator.keys import Keys
 from orchestrator.receipts import read_receipt
 from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
 from orchestrator.scripts import Scripts
+from orchestrator.settings import DEFAULT_QUEUE
 from orchestrator.unresolved import Unresolved
 from orchestrator.vocabulary import EpisodeState, Outcome, job_id
 
@@ -52,6 +53,8 @@ class EpisodeRow:
     """'' for none."""
     trainer_id: str
     """Who drives it, '' when it runs by itself."""
+    queue: str
+    """Name of the queue that its job belongs on, '' when the row does not say."""
     spec_text: str
     """The spec as it was submitted, perhaps by another version of this package."""
     queued_at: float
@@ -86,17 +89,25 @@ class OpenEpisode:
     """Who drives it, '' when it runs by itself."""
     cancelled: bool = False
     """Whether somebody asked for its end."""
+    queue: str = ""
+    """Name of the queue that its job belongs on, '' when the row does not say."""
 
 
 class Ledger:
-    """Reads and writes rows, leases and receipts; `allocations` is its part about sandboxes."""
+    """Reads and writes rows, leases and receipts; `allocations` is its part about sandboxes.
 
-    def __init__(self, redis: Redis, allocations: Allocations, *, retention_seconds: int) -> None:
+    `queue` names where the jobs of the episodes go that are opened here.
+    """
+
+    def __init__(
+        self, redis: Redis, allocations: Allocations, *, retention_seconds: int, queue: str = DEFAULT_QUEUE
+    ) -> None:
         self.allocations = allocations
         self.unresolved = Unresolved(redis)
         self._redis = redis
         self._scripts = Scripts(redis)
         self._retention = retention_seconds
+        self._queue = queue
 
     def farm_tag(self) -> str:
         """The farm's random tag: made by whoever asks first, then the same for ever."""
@@ -120,6 +131,7 @@ class Ledger:
             spec.run_id,
             spec.group_id or "",
             spec.trainer_id or "",
+            self._queue,
         ]
         return bool(self._scripts.run("enqueue_episode", keys, args))
 
@@ -238,6 +250,7 @@ class Ledger:
             run_id=raw["run"],
             group_id=raw.get("group", ""),
             trainer_id=raw.get("trainer", ""),
+            queue=raw.get("queue", ""),
             spec_text=raw["spec"],
             queued_at=int(raw["queued_at"]) / 1000,
             started_at=int(raw["started_at"]) / 1000 if "started_at" in raw else None,
@@ -264,12 +277,12 @@ class Ledger:
         episodes = self.open_episodes()
         pipeline = self._redis.pipeline(transaction=False)
         for episode in episodes:
-            pipeline.hmget(Keys.episode(episode), ["state", "job", "run", "group", "trainer", "cancel"])
+            pipeline.hmget(Keys.episode(episode), ["state", "job", "run", "group", "trainer", "cancel", "queue"])
         rows = []
-        for episode, (state, job, run, group, trainer, cancel) in zip(episodes, pipeline.execute(), strict=True):
+        for episode, (state, job, run, group, trainer, cancel, queue) in zip(episodes, pipeline.execute(), strict=True):
             if state:
                 known = OpenEpisode(
-                    episode, EpisodeState(state), job, run or "", group or "", trainer or "", bool(cancel)
+                    episode, EpisodeState(state), job, run or "", group or "", trainer or "", bool(cancel), queue or ""
                 )
                 rows.append(known)
         return rows

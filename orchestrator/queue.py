@@ -44,6 +44,10 @@ class JobQueue:
         self._redis = redis_bytes
         self.rq = Queue(name, connection=redis_bytes, serializer=JSONSerializer)
 
+    def named(self, name: str) -> JobQueue:
+        """The queue of that name beside this one; '' is this one."""
+        return self if name in ("", self.rq.name) else JobQueue(self._redis, name)
+
     def enqueue(self, spec: EpisodeSpec, attempt: int = 1) -> None:
         """Put the episode's job on the queue; reserved ones go to the front (one that stepped back does not:
         its reservation is over, and in front it would circle before all others); a duplicate is success.

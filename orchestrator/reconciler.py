@@ -141,7 +141,8 @@ class Reconciler:
         self._looked = self._clock()
         unsettled = self._ledger.allocations.unsettled()
         rows = self._ledger.open_rows()  # after those: an episode that begins meanwhile has none among them
-        waiting = self._queue.waiting()
+        queues = {row.queue for row in rows}
+        waiting = {job for name in queues for job in self._queue.named(name).waiting()}
         queued = {row.job_id for row in rows if row.state is EpisodeState.QUEUED}
         self._suspected = {job: self._suspected.get(job, now) for job in queued - waiting}
         return Snapshot(
@@ -203,8 +204,9 @@ class Reconciler:
         if self._ledger.count_lost_job(episode_id) > _LOST_JOBS:
             self._end(episode_id, Outcome.WORKER_LOST, report)  # whoever takes this job dies of it
             return
-        self._queue.withdraw(row.job_id, lost=True)
-        self._queue.enqueue(spec, row.attempt)
+        queue = self._queue.named(row.queue)
+        queue.withdraw(row.job_id, lost=True)
+        queue.enqueue(spec, row.attempt)
         self._suspected.pop(row.job_id, None)
         report.enqueued.append(episode_id)
 

@@ -9,7 +9,7 @@ from orchestrator.keys import Keys
 from orchestrator.reconciler import Reconciler, Report
 from orchestrator.vocabulary import Drive, Outcome, job_id
 from tests.support.scene import LEASE_SECONDS, Scene
-from tests.support.truth import a_receipt, a_spec, leased
+from tests.support.truth import a_receipt, a_spec, leased, opened_farm
 
 pytest_plugins = ["tests.support.scene"]
 
@@ -25,6 +25,22 @@ def test_a_row_whose_job_never_reached_the_queue_is_enqueued(scene: Scene) -> No
     scene.pass_time(60)
     assert scene.round() == Report()
     assert scene.farm.queue.depth() == 1
+
+
+def test_episodes_of_another_queue_of_the_farm_keep_to_it(scene: Scene, redis_url: str, redis: Redis) -> None:
+    waits, lost, ends = a_spec(), a_spec(), a_spec()
+    with opened_farm(redis_url, queue="night") as night:
+        for spec in (lost, waits, ends):
+            night.ledger.open(spec)
+            night.queue.enqueue(spec)
+        assert redis.lpop(night.queue.rq.key) == job_id(lost.episode_id, 1)
+        assert scene.round() == Report()
+        night.ledger.cancel(ends.episode_id)
+        scene.pass_time(10.5)
+        report = scene.round()
+        assert (report.enqueued, report.finished) == ([lost.episode_id], [ends.episode_id])
+        assert night.queue.waiting() == {job_id(spec.episode_id, 1) for spec in (waits, lost)}
+    assert scene.farm.queue.depth() == 0
 
 
 def test_a_job_popped_by_a_worker_that_died_is_enqueued_again(scene: Scene, redis: Redis) -> None:
