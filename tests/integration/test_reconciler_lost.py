@@ -113,6 +113,33 @@ def test_an_undeletable_sandbox_keeps_its_permit_and_is_settled_later(scene: Sce
     assert scene.round() == Report()
 
 
+@pytest.mark.parametrize(
+    ("role", "lifetime"), [(Role.POLICY, 600), (Role.VERIFIER, 300)], ids=["extended policy", "verifier"]
+)
+def test_an_undeletable_sandbox_frees_its_permit_when_its_longest_life_is_over(
+    scene: Scene, redis: Redis, role: Role, lifetime: int
+) -> None:
+    spec, _, sandbox_id = scene.started(role=role)
+    scene.provider.undeletable.add(sandbox_id)
+    scene.kill(spec)
+    scene.round()
+    scene.pass_time(lifetime + 10 - LEASE_SECONDS - 2)  # the reconciler is one lease time ahead from the start
+    scene.round()
+    assert scene.state(spec, role) is AllocationState.UNRESOLVED
+    assert scene.permits == 1
+    scene.pass_time(4)
+    name = allocation_id(spec.episode_id, 1, role)
+    assert list(scene.round().unresolved) == [name], "the provider says that it is still there"
+    assert scene.permits == 1
+    scene.provider.running.clear()  # it ended by itself; its deletion is refused all the same
+    report = scene.round()
+    assert (report.settled, report.unresolved) == ([name], {})
+    row = stored(scene.farm, name)
+    assert (row.state, scene.permits) == (AllocationState.EXPIRED, 0)
+    assert row.running_seconds == pytest.approx(lifetime + 10, abs=3), "it may have run, and cost, until then"
+    assert redis.hget(Keys.COUNTERS, f"cost_picousd:{role}") == str(row.cost_picousd)
+
+
 def test_a_deletion_answered_before_it_is_true_is_not_confirmed_absence(scene: Scene) -> None:
     spec, _, sandbox_id = scene.started()
     scene.provider.answers_before_true.add(sandbox_id)
