@@ -20,6 +20,8 @@ from orchestrator.allocations import RECONCILER_TOKEN
 from orchestrator.endings import end_queued, unrun_receipt
 from orchestrator.errors import FarmError, LeaseLost, ProviderError
 from orchestrator.ledger import Ledger
+from orchestrator.limiter import Limiter
+from orchestrator.pacing import PacedProvider
 from orchestrator.plan import Action, DeleteOrphan, End, Enqueue, Finish, Settle, Snapshot, plan
 from orchestrator.provider import Provider, SandboxRow
 from orchestrator.queue import JobQueue
@@ -67,6 +69,7 @@ class Reconciler:
         *,
         ledger: Ledger,
         queue: JobQueue,
+        limiter: Limiter,
         provider: Provider,
         lease_seconds: float,
         create_answer_seconds: float = 10.0,
@@ -76,8 +79,8 @@ class Reconciler:
         self._name = name
         self._ledger = ledger
         self._queue = queue
-        self._provider = provider
-        self._settlement = Settlement(ledger, provider, create_answer_seconds=create_answer_seconds)
+        self._provider = PacedProvider(provider, limiter, clock=clock)
+        self._settlement = Settlement(ledger, self._provider, create_answer_seconds=create_answer_seconds)
         self._lease_seconds = lease_seconds
         self._sweep_seconds = sweep_seconds
         self._settled_since = ledger.now()

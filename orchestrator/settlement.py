@@ -12,8 +12,9 @@ from contextlib import suppress
 from orchestrator.allocations import RECONCILER_TOKEN, Allocations
 from orchestrator.errors import FarmError, OutcomeUnknown, ProviderError
 from orchestrator.ledger import Ledger
+from orchestrator.pacing import PacedProvider
 from orchestrator.plan import DeleteOrphan, is_orphan
-from orchestrator.provider import CreateRequest, Provider
+from orchestrator.provider import CreateRequest
 from orchestrator.records import Allocation
 from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import AllocationState, Role
@@ -28,7 +29,7 @@ _LONGEST_LIFE_SECONDS = 86_400
 class Settlement:
     """Settles allocations under a token, and deletes orphans."""
 
-    def __init__(self, ledger: Ledger, provider: Provider, *, create_answer_seconds: float) -> None:
+    def __init__(self, ledger: Ledger, provider: PacedProvider, *, create_answer_seconds: float) -> None:
         self._ledger = ledger
         self._provider = provider
         self._create_answer_seconds = create_answer_seconds
@@ -138,7 +139,7 @@ class Settlement:
         if request is None:
             raise FarmError(f"{row.allocation_id}: its create request is missing")
         try:
-            sandbox_id = self._provider.create(request).sandbox_id
+            sandbox_id = self._provider.create(row, request)
         except ProviderError as error:
             logger.info("creation not repeated: %s", error, extra={"allocation": row.allocation_id})
             found = self._find(request)

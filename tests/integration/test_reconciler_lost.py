@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 from redis import Redis
 
@@ -14,16 +9,13 @@ from orchestrator.allocations import Allocations
 from orchestrator.cost import Rates
 from orchestrator.errors import LeaseLost
 from orchestrator.keys import Keys
-from orchestrator.leadership import leader
 from orchestrator.ledger import OpenEpisode
 from orchestrator.reconciler import Reconciler, Report
 from orchestrator.records import Allocation, EpisodeSpec
-from orchestrator.rounds import run_rounds
-from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome, Role, allocation_id
+from orchestrator.vocabulary import AllocationState, Outcome, Role, allocation_id
 from tests.support.fake_provider import FakeProvider
 from tests.support.scene import LEASE_SECONDS, LaterLedger, Scene
-from tests.support.truth import a_receipt, a_request, admit, expire, intended, leased, opened_farm, stored
-from tests.support.waiting import wait_until
+from tests.support.truth import a_receipt, a_request, admit, expire, intended, leased, stored
 
 pytest_plugins = ["tests.support.scene"]
 
@@ -123,11 +115,11 @@ def test_an_undeletable_sandbox_frees_its_permit_when_its_longest_life_is_over(
     scene.provider.undeletable.add(sandbox_id)
     scene.kill(spec)
     scene.round()
-    scene.pass_time(lifetime + 10 - LEASE_SECONDS - 2)  # the reconciler is one lease time ahead from the start
+    scene.pass_time(lifetime + 10 - LEASE_SECONDS - 10)  # the reconciler is one lease time ahead from the start
     scene.round()
     assert scene.state(spec, role) is AllocationState.UNRESOLVED
     assert scene.permits == 1
-    scene.pass_time(4)
+    scene.pass_time(12)
     name = allocation_id(spec.episode_id, 1, role)
     assert list(scene.round().unresolved) == [name], "the provider says that it is still there"
     assert scene.permits == 1
@@ -136,7 +128,7 @@ def test_an_undeletable_sandbox_frees_its_permit_when_its_longest_life_is_over(
     assert (report.settled, report.unresolved) == ([name], {})
     row = stored(scene.farm, name)
     assert (row.state, scene.permits) == (AllocationState.EXPIRED, 0)
-    assert row.running_seconds == pytest.approx(lifetime + 10, abs=3), "it may have run, and cost, until then"
+    assert row.running_seconds == pytest.approx(lifetime + 10, abs=10), "it may have run, and cost, until then"
     assert redis.hget(Keys.COUNTERS, f"cost_picousd:{role}") == str(row.cost_picousd)
 
 
@@ -184,7 +176,12 @@ def test_a_rival_that_takes_over_half_way_costs_a_round_and_no_more(scene: Scene
 
     slow = SlowProvider(running=scene.provider.running)
     reconciler = Reconciler(
-        "slow", ledger=scene.ledger, queue=scene.farm.queue, provider=slow, lease_seconds=LEASE_SECONDS
+        "slow",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=slow,
+        lease_seconds=LEASE_SECONDS,
     )
     scene.pass_time(LEASE_SECONDS)
     for lost in (spec, other):
@@ -196,108 +193,6 @@ def test_a_rival_that_takes_over_half_way_costs_a_round_and_no_more(scene: Scene
     scene.provider.undeletable.clear()
     scene.round()
     assert scene.permits == 0
-
-
-def test_no_lease_is_judged_within_one_lease_time_after_an_interruption(scene: Scene) -> None:
-    spec, _, sandbox_id = scene.started()
-    scene.kill(spec)
-    scene.reconciler.interrupted()
-    assert scene.round() == Report()
-    scene.pass_time(LEASE_SECONDS - 1)
-    assert scene.round() == Report()
-    assert sandbox_id in scene.provider.running
-    scene.pass_time(1.1)
-    assert scene.round().finished == [spec.episode_id]
-
-
-def test_an_outage_that_the_client_rode_out_is_an_interruption_too(scene: Scene) -> None:
-    clock = [0.0]
-    watcher = Reconciler(
-        "watcher",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        provider=scene.provider,
-        lease_seconds=LEASE_SECONDS,
-        clock=lambda: clock[0],
-    )
-    scene.pass_time(LEASE_SECONDS + 1)
-    assert watcher.run_once() == Report()
-    spec, _, _ = scene.started()
-    scene.kill(spec)
-    clock[0] += LEASE_SECONDS  # one call that hung in retries for so long
-    assert watcher.run_once() == Report()
-    scene.pass_time(LEASE_SECONDS + 1)
-    clock[0] += 1
-    assert watcher.run_once().finished == [spec.episode_id]
-
-
-def test_a_new_reconciler_judges_nothing_within_its_first_lease_time(scene: Scene) -> None:
-    spec, _, _ = scene.started()
-    scene.kill(spec)
-    young = Reconciler(
-        "young", ledger=scene.ledger, queue=scene.farm.queue, provider=scene.provider, lease_seconds=LEASE_SECONDS
-    )
-    assert young.run_once() == Report()
-    scene.pass_time(LEASE_SECONDS + 0.1)
-    assert young.run_once().finished == [spec.episode_id]
-
-
-@contextmanager
-def rounds_of(scene: Scene, *, every_seconds: float) -> Iterator[list[Report]]:
-    """A reconciler whose leases last 0.4 s makes its rounds; the reports so far."""
-    reports: list[Report] = []
-    reconciler = Reconciler(
-        "slow", ledger=scene.ledger, queue=scene.farm.queue, provider=scene.provider, lease_seconds=0.4
-    )
-    stop = threading.Event()
-    options: dict[str, Any] = {"every_seconds": every_seconds, "stop": stop, "on_report": reports.append}
-    thread = threading.Thread(target=run_rounds, args=(scene.farm.redis, reconciler, "slow"), kwargs=options)
-    thread.start()
-    try:
-        yield reports
-    finally:
-        stop.set()
-        thread.join(10)
-
-
-def test_a_rest_longer_than_a_lease_is_no_outage(scene: Scene) -> None:
-    spec, _, _ = scene.started()
-    scene.kill(spec)
-    with rounds_of(scene, every_seconds=0.6):
-        wait_until(lambda: scene.farm.ledger.receipt(spec.episode_id), description="the lost episode's receipt")
-    assert scene.receipt(spec).outcome is Outcome.WORKER_LOST
-
-
-def test_the_lead_is_kept_during_a_rest(scene: Scene, redis: Redis) -> None:
-    with rounds_of(scene, every_seconds=600) as reports:
-        wait_until(lambda: reports, description="the first round")
-        redis.delete(Keys.RECONCILER)  # as if it had run out
-        wait_until(lambda: leader(redis) == "slow", description="it leads on")
-        assert len(reports) == 1
-
-
-def test_an_outage_during_a_rest_is_an_interruption_too(scene: Scene) -> None:
-    clock = [0.0]
-    watcher = Reconciler(
-        "watcher",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        provider=scene.provider,
-        lease_seconds=LEASE_SECONDS,
-        clock=lambda: clock[0],
-    )
-    spec, _, _ = scene.started()
-    scene.kill(spec)
-
-    def rest(beats: list[float]) -> Report:
-        for seconds in beats:
-            scene.pass_time(seconds)
-            clock[0] += seconds
-            watcher.beat()
-        return watcher.run_once()
-
-    assert rest([3.0, 3.0, 9.0]) == Report(), "between the last two Redis was away"
-    assert rest([3.0] * 5).finished == [spec.episode_id]
 
 
 def test_a_lost_episodes_sandbox_is_priced_though_nobody_noted_its_size(scene: Scene, redis: Redis) -> None:
@@ -313,39 +208,6 @@ def test_a_lost_episodes_sandbox_is_priced_though_nobody_noted_its_size(scene: S
     per_second = 2 * settings.vcpu_usd_per_second + 0.5 * settings.gib_usd_per_second
     assert row.cost_picousd == pytest.approx(row.running_seconds * per_second * 1e12)
     assert redis.hget(Keys.COUNTERS, "cost_picousd:policy") == str(row.cost_picousd)
-
-
-def test_one_reconciler_leads_at_a_time_and_hands_over(scene: Scene, redis_url: str, redis: Redis) -> None:
-    spec, lease = leased(scene.farm, lease_seconds=60)
-    reports: dict[str, list[Report]] = {"a": [], "b": []}
-    stops = {name: threading.Event() for name in reports}
-
-    def rounds(name: str) -> None:
-        with opened_farm(redis_url) as farm:
-            reconciler = Reconciler(
-                name, ledger=farm.ledger, queue=farm.queue, provider=FakeProvider(), lease_seconds=0.1
-            )
-            run_rounds(
-                farm.redis, reconciler, name, every_seconds=0.02, stop=stops[name], on_report=reports[name].append
-            )
-
-    threads = {name: threading.Thread(target=rounds, args=(name,)) for name in reports}
-    for thread in threads.values():
-        thread.start()
-    wait_until(lambda: len(reports["a"]) + len(reports["b"]) > 5, description="a few rounds")
-    first, second = ("a", "b") if reports["a"] else ("b", "a")
-    assert reports[second] == []
-    assert 0 < redis.pttl(Keys.RECONCILER) <= 10_000
-    stops[first].set()
-    threads[first].join(10)
-    wait_until(lambda: reports[second], seconds=5, description="the other leads")
-    stops[second].set()
-    threads[second].join(10)
-    assert redis.get(Keys.RECONCILER) is None
-    row = scene.farm.ledger.row(spec.episode_id)
-    assert row is not None
-    assert row.state is EpisodeState.RUNNING
-    scene.farm.ledger.commit(a_receipt(spec), lease.token)
 
 
 @pytest.mark.parametrize("created", [True, False], ids=["created", "only intended"])
@@ -381,7 +243,12 @@ def test_an_episode_that_begins_during_the_look_keeps_its_sandbox(scene: Scene, 
         scene.farm.redis, BusyAllocations(scene.farm.redis, rates=rates, retention_seconds=60), retention_seconds=60
     )
     reconciler = Reconciler(
-        "busy", ledger=ledger, queue=scene.farm.queue, provider=scene.provider, lease_seconds=LEASE_SECONDS
+        "busy",
+        ledger=ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=scene.provider,
+        lease_seconds=LEASE_SECONDS,
     )
     assert reconciler.run_once() == Report()
     assert len(born) == 4

@@ -170,7 +170,12 @@ def test_a_first_round_after_watching_judges_at_once(scene: Scene) -> None:
     lost, _, _ = scene.started()
     scene.kill(lost)
     reconciler = Reconciler(
-        "by-hand", ledger=scene.ledger, queue=scene.farm.queue, provider=scene.provider, lease_seconds=lease_seconds
+        "by-hand",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=scene.provider,
+        lease_seconds=lease_seconds,
     )
     assert reconciler.run_once() == Report()
     reconciler.watch(lease_seconds)

@@ -190,6 +190,7 @@ class Field(Checks):
             "reconciler-test",
             ledger=farm.ledger,
             queue=farm.queue,
+            limiter=farm.limiter,
             provider=self.provider,
             lease_seconds=self.settings.lease_lost_seconds,
         )
