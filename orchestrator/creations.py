@@ -63,12 +63,21 @@ class Turn:
 class Creation:
     """One sandbox's way through the line, with all its attempts. Made by `Limiter.creation`."""
 
-    def __init__(self, redis: Redis, scripts: Scripts, defaults: Defaults, episode_id: str, role: Role) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        scripts: Scripts,
+        defaults: Defaults,
+        episode_id: str,
+        role: Role,
+        *,
+        settling: bool = False,
+    ) -> None:
         self._redis = redis
         self._scripts = scripts
         self._defaults = defaults
         self._episode_id = episode_id
-        self._class = 1 if role is Role.VERIFIER else 2
+        self._class = 0 if settling else 1 if role is Role.VERIFIER else 2
         self._arrival = ""
         self._refusals = 0
         self.begin()

@@ -177,9 +177,9 @@ class Limiter:
         keys = [Keys.WAITERS, Keys.WAITERS_SEEN, Keys.wake(episode_id)]
         self._scripts.run("leave_line", keys, [episode_id, Keys.WAKE_PREFIX])
 
-    def creation(self, episode_id: str, role: Role) -> Creation:
-        """A new sandbox's way through the line of those who create."""
-        return Creation(self._redis, self._scripts, self._defaults, episode_id, role)
+    def creation(self, episode_id: str, role: Role, *, settling: bool = False) -> Creation:
+        """A new sandbox's way through the line of those who create; `settling` repeats one, first and after the end."""
+        return Creation(self._redis, self._scripts, self._defaults, episode_id, role, settling=settling)
 
     def note(self, error: RateLimited | ConcurrencyLimited) -> float:
         """Remember a 429 that answered another call than a creation; seconds until the shared pause ends.

@@ -165,6 +165,7 @@ class Pool:
             Mailbox(self.redis, spec.episode_id, deadline_seconds=spec.budgets.deadline_seconds),
             self.ledger,
             finished,
+            self._queue,
         )
         self._episodes[spec.episode_id] = episode
         return episode
@@ -214,9 +215,8 @@ class Pool:
         Queued ones have their receipts when this returns; running ones are waited for, at most `wait_seconds`, until
         their sandboxes are confirmed absent. What is `open` or `unsettled` in the answer was not done in that time.
         """
-        rows = [row for row in self.ledger.open_rows() if row.run_id == self.run_id]
-        named = [row.episode_id for row in rows if group_id in (None, row.group_id)]
-        self._cancellation.ask(named[::-1])  # slots take the oldest first
+        named = self._cancellation.matching(run_id=self.run_id, group_id=group_id)
+        self._cancellation.ask(named)
         return self._cancellation.wait(named, wait_seconds)
 
     def close(self) -> None:

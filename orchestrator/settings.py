@@ -21,6 +21,8 @@ HIGHEST_CONCURRENCY = 100_000
 HIGHEST_RATE = 10_000
 """Bounds of both limits, far beyond any plan: a larger number is a slip."""
 
+DEFAULT_QUEUE = "episodes"
+
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
@@ -63,7 +65,8 @@ class Settings(BaseSettings):
     e2b_api_url: str | None = None
     """Base URL of another E2B-compatible service; the cloud when unset."""
     template: Annotated[str, Field(min_length=1, max_length=100)] = "base"
-    queue: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")] = "episodes"
+    queue: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")] = DEFAULT_QUEUE
+    """Where jobs go; workers take from it alone. Farms on one database may have several: one reconciler sees all."""
 
     concurrency_limit: Annotated[int, Field(ge=1, le=HIGHEST_CONCURRENCY)] = 20
     """Running sandboxes, project-wide."""

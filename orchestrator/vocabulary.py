@@ -84,7 +84,7 @@ class AllocationState(StrEnum):
     UNRESOLVED = "unresolved"  # deletion could not be confirmed
     ABSENT = "absent"  # deleted and confirmed absent
     REFUSED = "refused"  # the provider allocated nothing
-    EXPIRED = "expired"  # outlived its longest possible life without ever being named
+    EXPIRED = "expired"  # its longest possible life is over, and its absence was never confirmed
 
     @property
     def settled(self) -> bool:
@@ -93,10 +93,8 @@ class AllocationState(StrEnum):
 
 
 TRANSITIONS: dict[AllocationState, frozenset[AllocationState]] = {
-    AllocationState.INTENDED: frozenset(
-        {AllocationState.CREATED, AllocationState.UNKNOWN, AllocationState.REFUSED, AllocationState.EXPIRED}
-    ),
-    AllocationState.UNKNOWN: frozenset({AllocationState.CREATED, AllocationState.REFUSED, AllocationState.EXPIRED}),
+    AllocationState.INTENDED: frozenset({AllocationState.CREATED, AllocationState.UNKNOWN, AllocationState.REFUSED}),
+    AllocationState.UNKNOWN: frozenset({AllocationState.CREATED, AllocationState.EXPIRED}),
     AllocationState.CREATED: frozenset({AllocationState.ABSENT, AllocationState.UNRESOLVED}),
     AllocationState.UNRESOLVED: frozenset({AllocationState.ABSENT, AllocationState.EXPIRED}),
     AllocationState.ABSENT: frozenset(),

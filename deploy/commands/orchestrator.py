@@ -112,6 +112,7 @@ def _reconciler(settings: Settings) -> tuple[str, Redis, Reconciler]:
             name,
             ledger=farm.ledger,
             queue=farm.queue,
+            limiter=farm.limiter,
             provider=provider_of(settings),
             lease_seconds=settings.lease_lost_seconds,
             create_answer_seconds=2 * settings.budgets.create_request_seconds,

@@ -2,14 +2,15 @@
 -- their place at the provider already (verifiers), verifiers that lost it to a refusal, policies. Needs: limits.
 -- KEYS: 1 limits, 2 line, 3 when each in line asks again, 4 places at the provider, 5 counters, 6 episode row,
 --       7 this creation's leave, 8 its wake list, 9 permits
--- ARGV: 1 creation id, 2 episode id, 3 class (1 verifier, 2 policy), 4 arrival number ('' at first), 5 default rate,
+-- ARGV: 1 creation id, 2 episode id, 3 class (0 settles a creation of an episode that may be over, 1 verifier,
+--       2 policy), 4 arrival number ('' at first), 5 default rate,
 --       6 default concurrency limit, 7 longest wait ms (a turn beyond it is not waited for), 8 longest sleep ms,
 --       9 wake key prefix
 -- Returns: {1 granted (also when it was before), arrival}, {0 wait, arrival, ms until it should ask again},
 --          {2 its turn is too far away, arrival, ms}, {3 the episode has its receipt already, ''},
 --          {4 never: the limit fell below its batch, whose others wait for it and free no place, arrival}
 if redis.call('EXISTS', KEYS[7]) == 1 then return {1, ARGV[4]} end
-if redis.call('HGET', KEYS[6], 'state') == 'final' then return {3, ''} end
+if ARGV[3] ~= '0' and redis.call('HGET', KEYS[6], 'state') == 'final' then return {3, ''} end
 local now = now_ms()
 local limits = read_hash(KEYS[1])
 local rate = allowed_rate(limits, ARGV[5], now)

@@ -264,7 +264,9 @@ def test_a_policy_sandbox_that_stays_is_reported_and_no_verifier_is_made(
     status = read_status(farm.redis, farm.ledger, farm.limiter, farm.presence, farm.queue)
     assert [row.sandbox_id for row in status.unresolved] == [sandbox.sandbox_id]
 
-    reconciler = Reconciler("r", ledger=farm.ledger, queue=farm.queue, provider=field.provider, lease_seconds=12)
+    reconciler = Reconciler(
+        "r", ledger=farm.ledger, queue=farm.queue, limiter=farm.limiter, provider=field.provider, lease_seconds=12
+    )
     reconciler.run_once()
     field.check_ended(spec.episode_id, Outcome.CLEANUP_UNRESOLVED)
 
