@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from orchestrator.provider import CreateRequest
 from orchestrator.vocabulary import Outcome, Role
 from tests.support.faults import ServiceFaults
 from tests.support.ground import KEY, Ground, open_settings
-from tests.support.truth import a_receipt, a_request, farm_of, leased
+from tests.support.truth import a_receipt, a_request, a_spec, farm_of, leased
 from workers.allocator import Allocator
 from workers.sandboxes.provider import E2BProvider
 
@@ -23,13 +24,17 @@ _EPISODES = 2
 def test_the_provider_never_sees_more_sandboxes_than_the_limit(ground: Ground, faults: ServiceFaults) -> None:
     settings = open_settings(ground, concurrency_limit=_LIMIT)
     provider = E2BProvider(KEY, api_url=ground.sandboxes.url)
+
+    def send(request: CreateRequest) -> tuple[str, None]:
+        return provider.create(request).sandbox_id, None
+
     together = threading.Barrier(_SLOTS, timeout=20)
 
-    def slot(_: int) -> None:
+    def slot(number: int) -> None:
         with farm_of(settings) as farm:
             together.wait()
-            for _ in range(_EPISODES):
-                spec, lease = leased(farm, lease_seconds=600)
+            for turn in range(_EPISODES):
+                spec, lease = leased(farm, a_spec(f"e-limit-{number}-{turn}"), lease_seconds=600)
                 farm.limiter.admit(spec.episode_id, reservation_id=None, wait_seconds=90, check=lambda: None)
                 ours = Allocator(
                     spec.episode_id,
@@ -41,9 +46,7 @@ def test_the_provider_never_sees_more_sandboxes_than_the_limit(ground: Ground, f
                 )
                 for role in (Role.POLICY, Role.VERIFIER):
                     request = a_request(spec, role)
-                    owned, _ = ours.create(
-                        role, request, lambda body: (provider.create(body).sandbox_id, None), wait_seconds=90
-                    )
+                    owned, _ = ours.create(role, request, send, wait_seconds=90)
                     assert ours.dispose(owned)
                 farm.ledger.commit(a_receipt(spec, Outcome.CANCELLED), lease.token)
 
