@@ -3,7 +3,7 @@
 What is simulated: the provider, the slots and the time. What is real: the limiter's own decisions, its scripts on a
 real Redis, given the simulation's clock in place of Redis's (scripts/__init__.py), and the ledger's rows, leases,
 allocations and receipts. An event is a step of one episode: ask for the permit, ask for leave to create, hear the
-provider's answer, delete, write the receipt. A slot that waits asks again when it is woken or when its sleep is over, as
+provider's answer, delete, write the receipt. A slot that waits asks again when woken or when its sleep is over, as
 the limiter's own loops do. One episode in a hundred loses its process: it says nothing any more, and after the lease
 time its lease is seized, its sandbox named under its key, deleted and confirmed, and its receipt written. In the end
 the same invariants are checked as after chaos (tests/chaos/invariants.py).
@@ -170,7 +170,7 @@ def simulation() -> list[Row]:
             low.provider.highest,
             "",
             Goal("<=", _LOW_LIMIT),
-            f"the simulated provider's own count; {low.finished} receipts from {_LOW_SLOTS} slots, every invariant held",
+            f"the provider's own count; {low.finished} receipts from {_LOW_SLOTS} slots, every invariant held",
         ),
     ]
 

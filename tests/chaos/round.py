@@ -9,19 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from orchestrator.farm import Farm, open_farm
-from orchestrator.finished import START, Finished
-from orchestrator.keys import Keys
 from orchestrator.provider import Provider
 from orchestrator.records import Allocation
 from orchestrator.unresolved import ORPHANS_DELETED
 from tests.chaos.invariants import Reading, violations
 from tests.chaos.plant import Plant, Target, plant
+from tests.chaos.reading import read
 from tests.chaos.service_log import ServiceLog, contradictions
 from tests.chaos.traffic import Traffic, drive
-from tests.support.redis_server import held, leaks
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
 
@@ -142,22 +140,8 @@ def _await_quiet(farm: Farm, farm_plant: Plant, provider: Provider) -> None:
 
 
 def _read(farm: Farm, provider: Provider, traffic: Traffic) -> Reading:
-    redis, ledger = farm.redis, farm.ledger
-    written = cast("list[tuple[str, float]]", redis.zrange(Keys.RECEIPTS, 0, -1, withscores=True))
-    receipts = {episode: settled for episode, _ in written if (settled := ledger.receipt(episode)) is not None}
-    return Reading(
-        expected=traffic.expected,
-        told=traffic.told,
-        receipts=receipts,
-        written_at={episode: score / 1000 for episode, score in written},
-        announced=[episode for _, episode in Finished(redis, traffic.run_id).after(START, 1)],
-        counters={str(name): int(value) for name, value in redis.hgetall(Keys.COUNTERS).items()},
-        leftovers={
-            "sandboxes": [row.sandbox_id for row in provider.list({"farm": ledger.farm_tag()})],
-            "keys": leaks(redis),
-            **held(redis),
-        },
-    )
+    sandboxes = [row.sandbox_id for row in provider.list({"farm": farm.ledger.farm_tag()})]
+    return read(farm, traffic.run_id, expected=traffic.expected, told=traffic.told, sandboxes=sandboxes)
 
 
 def _allocations(farm: Farm, traffic: Traffic) -> list[Allocation]:
