@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.records import Allocation, SettledReceipt
-from orchestrator.vocabulary import AllocationState, Outcome
+from orchestrator.vocabulary import AllocationState, Outcome, Role
+
+_VERIFIED = (Outcome.SOLVED, Outcome.WRONG_ANSWER, Outcome.CANDIDATE_FAILED)
+"""What only a verifier can have found out."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,9 @@ def _absences(reading: Reading) -> Iterable[str]:
     for episode, settled in reading.receipts.items():
         if len(settled.allocations) != len(settled.receipt.allocations):
             yield f"{episode}: {len(settled.receipt.allocations)} allocations, {len(settled.allocations)} rows"
+        absent = Counter(row.role for row in settled.allocations if row.state is AllocationState.ABSENT)
+        if settled.receipt.outcome in _VERIFIED and absent != {Role.POLICY: 1, Role.VERIFIER: 1}:
+            yield f"{episode} ended {settled.receipt.outcome}, its absent sandboxes: {dict(absent)}, not one of each"
         for row in settled.allocations:
             if not row.state.settled:
                 yield f"{row.allocation_id} is still {row.state}"

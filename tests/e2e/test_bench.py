@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tests.bench.creation_ceiling import creation_ceiling
 from tests.bench.episode_overhead import episode_overhead
+from tests.bench.permits import permits
 from tests.bench.tool_call import tool_call
 
 
@@ -15,3 +17,18 @@ def test_a_tool_call_through_redis_can_be_compared_with_a_direct_one() -> None:
     rows = {row.name: row.value for row in tool_call(count=4, warm_up=1)}
     assert rows["tool call through Redis, p50"] > 0
     assert rows["tool call straight to the server, p50"] > 0
+
+
+def test_creations_against_a_metered_provider_can_be_measured() -> None:
+    rows = {
+        row.name: row.value for row in creation_ceiling(seconds=1, sdk_seconds=1, limit_seconds=2, workers=2, limit=2)
+    }
+    assert rows["creations, configured at the ceiling: of the ceiling"] > 0
+    assert rows["creations, the SDK's own retries instead: of the ceiling"] > 0
+    assert 1 <= rows["sandboxes at once, limit 2: highest in the provider's log"] <= 2
+
+
+def test_permits_can_be_contended_for() -> None:
+    rows = {row.name: row.value for row in permits(processes=12, pairs=5, receipts=3, turns=2)}
+    assert rows["permits: taken and freed, 12 processes"] > 0
+    assert 2 <= rows["permits, limit binding: most held at once"] <= 8
