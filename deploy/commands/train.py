@@ -51,9 +51,7 @@ def train(
     workers: Annotated[int, typer.Option(min=1, max=256, help="Workers to start when no farm is running.")] = 2,
     *,
     cpu: Annotated[bool, typer.Option("--cpu", help="Train on the processor; without it a GPU with BF16.")] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest state in the output directory.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest state written there.")] = False,
 ) -> None:
     """Train a model on tasks: bars and signals on standard error, the report as JSON on standard output.
 

@@ -92,13 +92,7 @@ def permits(
             None,
             "granted more than 5 ms before one that had asked more than 5 ms earlier; times of the processes",
         ),
-        Row(
-            "permits, limit binding: given a second",
-            tight.pairs_per_second,
-            "/s",
-            None,
-            "each is handed on by the receipt before it",
-        ),
+        Row("permits, limit binding: given a second", tight.pairs_per_second, "/s", None, "each on by a receipt"),
         Row(
             "permits, limit binding: most held at once",
             held.most_at_once,
