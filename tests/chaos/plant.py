@@ -45,8 +45,8 @@ class Target(StrEnum):
 
 
 _LEASE_SECONDS = 5.0
-_FROZEN_SECONDS = 2 * _LEASE_SECONDS
-_AWAKE_SECONDS = 10.0
+_FROZEN_SECONDS = 1.5 * _LEASE_SECONDS
+_AWAKE_SECONDS = 5.0
 """For a horse that comes back to find that its lease is lost, and to clean up."""
 _LOOK_SECONDS = 0.5
 """Between two looks at what descends from the servers."""
