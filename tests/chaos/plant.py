@@ -45,7 +45,9 @@ class Target(StrEnum):
 
 
 _LEASE_SECONDS = 5.0
-_FROZEN_SECONDS = 2 * _LEASE_SECONDS
+_FROZEN_SECONDS = 1.5 * _LEASE_SECONDS
+_AWAKE_SECONDS = 5.0
+"""For a horse that comes back to find that its lease is lost, and to clean up."""
 _LOOK_SECONDS = 0.5
 """Between two looks at what descends from the servers."""
 _GONE_SECONDS = 10.0
@@ -121,8 +123,9 @@ class Plant:
 
     @property
     def frozen(self) -> bool:
-        """Whether a horse sleeps, or has come back and not ended yet."""
-        self._frozen = {horse: until for horse, until in self._frozen.items() if is_alive(horse)}
+        """Whether a horse sleeps, or has just come back; an idle one lives on and waits for its next episode."""
+        latest = time.monotonic() - _AWAKE_SECONDS
+        self._frozen = {horse: until for horse, until in self._frozen.items() if until > latest and is_alive(horse)}
         return bool(self._frozen)
 
     def mend(self) -> None:

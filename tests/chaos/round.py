@@ -20,7 +20,6 @@ from tests.chaos.plant import Plant, Target, plant
 from tests.chaos.reading import read
 from tests.chaos.service_log import ServiceLog, contradictions
 from tests.chaos.traffic import Traffic, drive
-from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
 
 _TARGETS = (
@@ -47,6 +46,9 @@ FAULTS: Mapping[str, Any] = {
     "latency": {"create": "exponential:0.1"},
 }
 """What a service does wrong in a round with faults; deletions lag behind their answers."""
+
+
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -127,16 +129,18 @@ def _strike_until(traffic: Traffic, farm_plant: Plant, random: Random, rest: tup
 
 
 def _await_quiet(farm: Farm, farm_plant: Plant, provider: Provider) -> None:
-    ledger, tag = farm.ledger, farm.ledger.farm_tag()
+    """Until everything is settled, or should have been: what is not then is in the reading."""
+    ledger, tag, ends = farm.ledger, farm.ledger.farm_tag(), time.monotonic() + _SETTLE_SECONDS
 
-    def quiet() -> bool:
-        farm_plant.mend()
+    def settled() -> bool:
         if farm_plant.frozen or ledger.open_episodes() or ledger.allocations.unsettled() or ledger.lease_ends():
             return False
-        time.sleep(0.1)  # the list is the service's work
         return not provider.list({"farm": tag})  # an orphan waits for its sweep
 
-    wait_until(quiet, description="what was left open is settled", seconds=_SETTLE_SECONDS)
+    farm_plant.mend()
+    while not settled() and time.monotonic() < ends:
+        time.sleep(_LOOK_SECONDS)
+        farm_plant.mend()
 
 
 def _read(farm: Farm, provider: Provider, traffic: Traffic) -> Reading:

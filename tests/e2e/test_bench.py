@@ -6,6 +6,7 @@ from tests.bench.creation_ceiling import creation_ceiling
 from tests.bench.episode_overhead import episode_overhead
 from tests.bench.permits import permits
 from tests.bench.tool_call import tool_call
+from tests.bench.worker_loss import worker_loss
 
 
 def test_the_overhead_of_episodes_can_be_measured() -> None:
@@ -32,3 +33,13 @@ def test_permits_can_be_contended_for() -> None:
     rows = {row.name: row.value for row in permits(processes=12, pairs=5, receipts=3, turns=2)}
     assert rows["permits: taken and freed, 12 processes"] > 0
     assert 2 <= rows["permits, limit binding: most held at once"] <= 8
+
+
+def test_the_loss_of_a_worker_can_be_measured_with_and_without_creations_in_flight() -> None:
+    soon = {"lease_renew_seconds": 0.5, "lease_lost_seconds": 2.0, "reconcile_seconds": 0.5}
+    rows = {
+        row.name: row.value
+        for row in worker_loss(rounds=1, verifier_rounds=1, unknown_rounds=1, held_seconds=1.0, **soon)
+    }
+    assert rows["a worker killed with -9 is settled within"] >= rows["of it: with a running verifier"] > 0
+    assert rows["the same, creations in flight whose outcome is unknown"] > 0
