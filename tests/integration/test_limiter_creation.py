@@ -14,6 +14,7 @@ from orchestrator.keys import Keys
 from orchestrator.limiter import Admission
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
+from tests.support.clocked import Clocked
 from tests.support.creators import Creator, create
 from tests.support.line import PROMPT_SECONDS, end
 from tests.support.truth import admit, farm_settings, leased, opened_farm
@@ -86,17 +87,15 @@ def test_verifiers_go_before_policies_and_each_class_in_order(redis_url: str) ->
         assert times == sorted(times)
 
 
-def test_a_verifier_that_comes_last_overtakes_a_long_line(redis_url: str, redis: Redis) -> None:
-    with opened_farm(redis_url, creation_rate=5, concurrency_limit=1000) as farm:
-        create(farm, "e-early")
-        others = [farm.limiter.creation(f"e-{n}", Role.POLICY) for n in range(300)]
-        for waiting in others:
-            assert waiting.ask(1000).state == "wait"
-        assert others[-1].ask(1000).wait_seconds == 2.0, "a far turn is not slept through without a look"
-        turn = farm.limiter.creation("e-early", Role.VERIFIER).ask(10)
-        assert (turn.state, turn.wait_seconds <= 0.4) == ("wait", True)
-        for waiting in others:
-            waiting.leave()
+def test_a_verifier_that_comes_last_overtakes_a_long_line(redis: Redis) -> None:
+    farm = Clocked(redis, creation_rate=5)
+    [early] = farm.let_through()
+    others = [farm.new() for _ in range(300)]
+    for waiting in others:
+        assert waiting.ask(1000).state == "wait"
+    assert others[-1].ask(1000).wait_seconds == 2.0, "a far turn is not slept through without a look"
+    turn = farm.new(Role.VERIFIER, episode_id=early.episode_id).ask(10)
+    assert (turn.state, turn.wait_seconds <= 0.4) == ("wait", True)
 
 
 def test_policies_are_not_starved_by_verifiers(redis_url: str) -> None:
