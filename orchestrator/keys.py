@@ -19,7 +19,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:permits              | zset   | episode holding a permit -> granted at, or minus its batch's size | limiter, ledger   | empties itself; freed by confirmed absence |
 | farm:waiters              | zset   | episode waiting for a permit -> place in line    | limiter           | empties itself, stale ones pruned |
 | farm:waiters:seen         | zset   | the same -> last asked at                        | limiter           | with farm:waiters |
-| farm:places               | zset   | episode that has or creates a sandbox -> since   | limiter, ledger   | empties itself; freed with the permit |
+| farm:places               | zset   | episode that takes a place -> 1 creating, 2 running, 0 neither | limiter, ledger   | empties itself; freed with the permit |
 | farm:creators             | zset   | creation that waits -> its place in line         | limiter           | empties itself, stale ones pruned |
 | farm:creators:due         | zset   | the same -> when it asks again                   | limiter           | empties itself, with farm:creators |
 | farm:creation:<c>         | string | leave for one creation: granted at, or "refused" | limiter           | 2 min |

@@ -7,6 +7,9 @@
 --   effective_at             when it was lowered or raised last, to the configured one too
 --   probe_ms, probed         how long until it is raised by one; whether the last raise is still untested
 --   freed_at                 when a sandbox was last confirmed absent
+--   held, held_at            the most sandboxes that ran at once lately, and when
+--   ran                      how many ran when the limit was lowered last
+--   lagged, lagged_at        refusals one after another that a deletion explained, and when the last one was
 --   next_creation            earliest time of the next creation
 --   cooldown_until           the pause that a rate 429 asked for
 --   refused_rate, refused_at the rate (a second) that the provider refused last, and when
@@ -24,6 +27,8 @@ local PATIENCE_MS = 15000    -- and taken out of the line after this: its proces
 local PROBE_MS = 5000        -- first step up of a lowered concurrency limit; doubled while the steps are refused
 local LONGEST_PROBE_MS = 600000  -- a cap that stays costs one refused creation in ten minutes
 local FORGET_MS = 600000     -- what was learned of a cap is forgotten when the full limit has stood for so long
+local HELD_MS = 60000        -- so long it is remembered how many the provider let run: its cap may fall
+local CREATING, RUNNING = 1, 2   -- what the score of a place says; 0: none of its sandboxes exists now
 local CLASS = 1e12           -- places in line: class * CLASS + arrival
 
 local function read_hash(key)
@@ -117,6 +122,25 @@ end
 -- score is minus its batch's size (acquire_permit.lua).
 local function batch_is_over(total, limit, permits, left)
   return total > limit or redis.call('ZCOUNT', permits, '-inf', '(0') + left > limit
+end
+
+-- A sandbox runs or is gone. When one more runs than when the limit was lowered, and none was deleted in between, it was
+-- not their number that was refused: the configured limit is in force again.
+local function note_sandbox(places, episode, limits_key, runs, now)
+  redis.call('ZADD', places, 'XX', runs and RUNNING or 0, episode)
+  if not runs then return end
+  local running = redis.call('ZCOUNT', places, RUNNING, RUNNING)
+  local row = redis.call('HMGET', limits_key, 'held', 'held_at', 'effective', 'effective_at', 'ran', 'freed_at')
+  if running >= tonumber(row[1] or '0') or now - tonumber(row[2]) > HELD_MS then
+    redis.call('HSET', limits_key, 'held', running, 'held_at', now)
+  end
+  if row[3] and running > tonumber(row[5] or running) then
+    redis.call('HDEL', limits_key, 'ran')
+    if tonumber(row[6] or '0') < tonumber(row[4]) then
+      redis.call('HDEL', limits_key, 'effective')
+      redis.call('HSET', limits_key, 'effective_at', now, 'probed', '1')
+    end
+  end
 end
 
 -- Wake the first who waits to create, unless it comes by itself when the next creation is possible.

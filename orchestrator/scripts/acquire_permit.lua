@@ -11,14 +11,17 @@ if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
 local now = now_ms()
 local limits = read_hash(KEYS[4])
 local limit = allowed_concurrency(limits, ARGV[3])
-if limits.effective and redis.call('ZCARD', KEYS[10]) >= limit and redis.call('ZCARD', KEYS[1]) >= limit then
+local held, waiting = redis.call('ZCARD', KEYS[1]), redis.call('ZCARD', KEYS[2])
+if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then waiting = waiting + 1 end
+-- one is asked for too many, and nobody holds a permit without a place: whoever did would be the one to try
+if limits.effective and held + waiting > limit and redis.call('ZCARD', KEYS[10]) >= math.min(held, limit) then
   local raised = probe_concurrency(KEYS[4], limits, ARGV[3], now)
   if raised > limit then wake_creator(KEYS[11], KEYS[12], ARGV[5], now) end  -- who holds a permit already goes first
   limit = raised
 end
 local rows, reserved = read_reservations(KEYS[5], now)
 local mine = rows[ARGV[2]]
-local free = limit - redis.call('ZCARD', KEYS[1])
+local free = limit - held
 local queue = redis.call('EXISTS', KEYS[2]) == 1
 local function grant()
   redis.call('ZADD', KEYS[1], mine and -mine.total or now, ARGV[1])
@@ -41,7 +44,7 @@ elseif redis.call('EXISTS', KEYS[9]) == 1 then
 elseif reserved > 0 then
   -- an episode without reservation must not sit in a slot that a reserved batch needs
   local slots = redis.call('ZCOUNT', KEYS[6], now, '+inf')
-  if math.min(limit, slots) - redis.call('ZCARD', KEYS[1]) - reserved <= 0 then return 2 end
+  if math.min(limit, slots) - held - reserved <= 0 then return 2 end
 end
 local others = mine and 0 or reserved
 if not queue and free - others > 0 then return grant() end

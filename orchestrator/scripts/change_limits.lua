@@ -5,7 +5,7 @@
 --       (1 or 0), 4 wake key prefix
 -- Returns: 1
 if ARGV[3] == '1' or ARGV[1] ~= '' then
-  redis.call('HDEL', KEYS[1], 'concurrency', 'effective', 'effective_at', 'probe_ms', 'probed')
+  redis.call('HDEL', KEYS[1], 'concurrency', 'effective', 'effective_at', 'probe_ms', 'probed', 'ran', 'held', 'lagged')
 end
 if ARGV[3] == '1' or ARGV[2] ~= '' then
   redis.call('HDEL', KEYS[1], 'rate', 'refused_rate', 'eased_at', 'streak', 'next_creation')

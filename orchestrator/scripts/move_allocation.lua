@@ -21,6 +21,7 @@ redis.call('HSET', KEYS[2], 'state', ARGV[4], ARGV[4] .. '_at', now)
 for name, value in pairs(cjson.decode(ARGV[9])) do redis.call('HSET', KEYS[2], name, value) end
 for name, value in pairs(cjson.decode(ARGV[10])) do redis.call('HINCRBY', KEYS[4], name, value) end
 if ARGV[4] == 'absent' then redis.call('HSET', KEYS[8], 'freed_at', now) end
+if ARGV[4] == 'created' or ARGV[6] == '1' then note_sandbox(KEYS[7], ARGV[3], KEYS[8], ARGV[4] == 'created', now) end
 if ARGV[6] == '1' then
   redis.call('ZREM', KEYS[3], ARGV[2])
   redis.call('EXPIRE', KEYS[2], ARGV[7])

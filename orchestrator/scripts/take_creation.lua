@@ -71,7 +71,7 @@ local waited = redis.call('ZREM', KEYS[2], ARGV[1]) == 1
 redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('DEL', KEYS[8])
 redis.call('SET', KEYS[7], now, 'PX', 120000)
-if not placed then redis.call('ZADD', KEYS[4], now, ARGV[2]) end
+redis.call('ZADD', KEYS[4], CREATING, ARGV[2])
 redis.call('HINCRBY', KEYS[5], 'creations', 1)
 if rate > 0 then
   -- a waiter that woke a little late must not slow down everybody after it

@@ -164,6 +164,25 @@ def test_a_verifier_keeps_the_place_of_its_policy_sandbox(farm: Farm, redis: Red
     end(farm, *held[1:])
 
 
+def test_a_lowered_limit_is_probed_in_a_busy_farm_too(farm: Farm, redis: Redis) -> None:
+    """Everybody who waits is woken by a release, at which one place less is taken."""
+    held = [running(farm) for _ in range(3)]
+    creations = [create(farm, spec.episode_id) for spec, _ in held]
+    creations[2].refused(ConcurrencyLimited("2 are running"))
+    end(farm, held[2])
+    waiters = [Waiter(farm) for _ in range(3)]
+    for waiter in waiters:
+        waiter.wait_in_line()
+    assert farm.limiter.read().concurrency_effective == 2
+    redis.hset(Keys.LIMITS, "probe_ms", 0)
+    end(farm, held[0])
+    waiters[0].join(10)
+    assert farm.limiter.read().concurrency_effective >= 3
+    for waiter in waiters:
+        waiter.end()
+    end(farm, held[1])
+
+
 def test_no_new_episode_is_admitted_above_the_lowered_limit(farm: Farm, redis: Redis) -> None:
     held = [running(farm) for _ in range(3)]
     creations = [create(farm, spec.episode_id) for spec, _ in held]
