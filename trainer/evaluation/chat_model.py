@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import get_json_schema
 from trl.chat_template_utils import parse_response
 
@@ -126,29 +125,29 @@ class ChatModel:
         budget = self._sampling.max_completion_tokens - conversation.spent()
         return max(1, min(budget, self._context - len(conversation.ids)))
 
-    @torch.no_grad()
     def _generate(self, conversations: Sequence[Conversation]) -> list[list[int]]:
         """The sampled ids of one turn a row, its stop token included."""
         width = max(len(it.ids) for it in conversations)
-        padding = self._tokenizer.pad_token_id
+        padding, device = self._tokenizer.pad_token_id, self._model.device
         padded = [[padding] * (width - len(it.ids)) + it.ids for it in conversations]
         mask = [[0] * (width - len(it.ids)) + [1] * len(it.ids) for it in conversations]
-        device = self._model.device
-        config = deepcopy(self._model.generation_config)
-        config.do_sample = False
-        config.temperature = config.top_p = config.top_k = config.min_p = None  # ours are in the processors
-        config.max_length = None
-        config.max_new_tokens = max(self._left(it) for it in conversations)
-        config.pad_token_id, config.eos_token_id = padding, list(self._stops)
-        generate: Callable[..., torch.Tensor] = self._model.generate  # type: ignore[assignment]
-        answer = generate(
-            input_ids=torch.tensor(padded, device=device),
-            attention_mask=torch.tensor(mask, device=device),
-            generation_config=config,
-            logits_processor=processors(
-                self._sampling, [(it.seed + it.turns * _TURN_SEEDS) % 2**63 for it in conversations]
-            ),
+        seeds = [(it.seed + it.turns * _TURN_SEEDS) % 2**63 for it in conversations]
+        config = GenerationConfig(
+            do_sample=False,  # the processors sample
+            repetition_penalty=1.0,  # a checkpoint's own taste would make two models' sampling differ
+            max_new_tokens=max(self._left(it) for it in conversations),
+            pad_token_id=padding,
+            eos_token_id=list(self._stops),
+            suppress_tokens=self._model.generation_config.suppress_tokens,
+            disable_compile=True,
         )
+        with torch.no_grad():
+            answer = self._model.generate(
+                input_ids=torch.tensor(padded, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                generation_config=config,
+                logits_processor=processors(self._sampling, seeds),
+            )
         return [_until_stop(row, self._stops) for row in answer[:, width:].tolist()]
 
 

@@ -22,7 +22,7 @@ from transformers import (
 from trainer.evaluation.identity import Sampling
 
 
-class RowNoise(LogitsProcessor):
+class RowNoise(LogitsProcessor):  # type: ignore[misc, unused-ignore] # transformers is not checked
     """Adds Gumbel noise to scores [rows, vocabulary], each row from its own generator, made here."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
@@ -31,7 +31,7 @@ class RowNoise(LogitsProcessor):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Scores whose arg max is a sample; what has probability zero keeps it."""
         waits = [torch.empty(scores.shape[-1]).exponential_(generator=generator) for generator in self._generators]
-        noisy: torch.FloatTensor = scores.float() - torch.stack(waits).to(scores.device).log()  # type: ignore[assignment]
+        noisy: torch.FloatTensor = scores.float() - torch.stack(waits).to(scores.device).log()
         return noisy
 
 

@@ -1,20 +1,13 @@
-"""The two tools as a model is shown them. Their docstrings are what it reads; nothing is executed here."""
+"""The tools as a model is shown them: those of the training environment, so that both read the same descriptions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
 
-def submit() -> str:
-    """Submit your work for grading. The episode is closed afterwards."""
-    raise NotImplementedError
+from trainer.environment import RemoteEpisode
 
+_SHOWN = RemoteEpisode(cast(Any, None))
+"""Nothing is called on it: making one allocates nothing, and a tool is described by its signature and docstring."""
 
-def terminal(command: str) -> str:
-    """Run a shell command in the sandbox and see what it prints. Files stay between commands; each is a fresh shell.
-
-    Args:
-        command: The shell command.
-    """
-    raise NotImplementedError
-
-
-TOOLS = (submit, terminal)
+TOOLS: tuple[Callable[..., str], ...] = (_SHOWN.submit, _SHOWN.terminal)
