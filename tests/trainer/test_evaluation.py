@@ -62,6 +62,11 @@ def collected(
     return {(result.task, result.sample): result for result in results}
 
 
+def turns_of(result: EpisodeResult) -> int:
+    assert result.usage is not None
+    return result.usage.turns
+
+
 # scripts
 
 
@@ -124,11 +129,21 @@ def test_an_episode_goes_the_same_way_whoever_is_in_its_batch(pool: Pool, farm: 
     first = collected(pool, identity_of(pool, label="batched", episodes=3), model)
     alone = collected(pool, identity_of(pool, label="alone", episodes=3), model, parallel=1)
     for place, result in first.items():
-        assert (result.outcome, result.tool_calls, result.usage and result.usage.turns) == (
+        assert (result.outcome, result.tool_calls, turns_of(result)) == (
             alone[place].outcome,
             alone[place].tool_calls,
-            alone[place].usage and alone[place].usage.turns,
+            turns_of(alone[place]),
         )
+
+
+WRONG_CALLS = [
+    ToolCall("bash", {"command": "ls"}),
+    ToolCall("terminal", {"cmd": "ls"}),
+    ToolCall("terminal", {"command": 7}),
+    ToolCall("terminal", {"command": "\ud800"}),
+    ToolCall("submit", {"answer": "x"}),
+    ToolCall("terminal", {"command": "x" * 200_000}),
+]
 
 
 class Misled(ScriptPolicy):
@@ -139,20 +154,7 @@ class Misled(ScriptPolicy):
         self.told: list[str] = []
 
     def respond(self, conversations: Sequence[Any]) -> list[list[ToolCall]]:
-        wrong = [
-            ToolCall("bash", {"command": "ls"}),
-            ToolCall("terminal", {"cmd": "ls"}),
-            ToolCall("terminal", {"command": 7}),
-            ToolCall("terminal", {"command": "\ud800"}),
-            ToolCall("submit", {"answer": "x"}),
-            ToolCall("terminal", {"command": "x" * 200_000}),
-        ]
-        return [
-            wrong if progress.done == 0 and not self.told else turn for progress, turn in self._turns(conversations)
-        ]
-
-    def _turns(self, conversations: Sequence[Any]) -> list[tuple[Any, list[ToolCall]]]:
-        return [(it, super(Misled, self).respond([it])[0] if self.told else []) for it in conversations]
+        return super().respond(conversations) if self.told else [WRONG_CALLS]
 
     def observe(self, conversation: Any, results: Sequence[tuple[str, str]]) -> bool:
         self.told = self.told or [text for _, text in results]
@@ -193,22 +195,15 @@ def test_a_lost_sandbox_is_a_failure_without_a_score_and_can_be_tried_again(
     identity = identity_of(pool, label="lost", tasks=TASKS[:1])
     with ResultsFile(tmp_path, identity) as file:
 
-        def collect(*, retry_failed: bool) -> None:
+        def collect(policy: ScriptPolicy, *, retry_failed: bool) -> None:
             left = plan(identity, file.results, retry_failed=retry_failed)
-            Collector(
-                pool,
-                identity,
-                TASKS[:1],
-                Abandoning(farm) if not file.results else ScriptPolicy("right"),
-                keep=file.add,
-            ).collect(left, parallel=1)
+            Collector(pool, identity, TASKS[:1], policy, keep=file.add).collect(left, parallel=1)
 
-        collect(retry_failed=False)
-        collect(retry_failed=False)
+        collect(Abandoning(farm), retry_failed=False)
         lost, fine = file.results
         assert (lost.outcome, lost.reward) == (Outcome.SANDBOX_LOST, None)
         assert fine.outcome is Outcome.SOLVED
-        collect(retry_failed=True)
+        collect(ScriptPolicy("right"), retry_failed=True)
     again = read_evaluation(tmp_path).results[-1]
     assert (again.sample, again.retry, again.outcome) == (lost.sample, 1, Outcome.SOLVED)
 
@@ -240,7 +235,7 @@ def test_an_interrupted_evaluation_leaves_no_sandbox_and_goes_on(pool: Pool, far
     assert farm.provider.list({}) == []
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("evaluation")]
     done = read_evaluation(tmp_path)
-    assert 0 < done.missing() < 8 or done.missing() == 8
+    assert done.missing() >= 5  # ten turns make three episodes at most
     with Pool(farm.settings, run_id=identity.run_id) as another, ResultsFile(tmp_path, identity) as file:
         left = plan(identity, file.results, retry_failed=False)
         assert len(left) == done.missing()
