@@ -24,6 +24,7 @@ from deploy.commands import (
     status,
     tasks,
     terminus,
+    train,
     up,
     worker,
 )
@@ -31,7 +32,21 @@ from deploy.exit_codes import ExitCode, exit_code
 from deploy.terminal import print_error
 from orchestrator.errors import FarmError
 
-GROUPS = (demo, run, up, worker, orchestrator, status, evaluate, compare, doctor, tasks, sandboxes, terminus)
+GROUPS = (
+    demo,
+    run,
+    train,
+    evaluate,
+    compare,
+    up,
+    worker,
+    orchestrator,
+    status,
+    doctor,
+    tasks,
+    sandboxes,
+    terminus,
+)
 
 
 def build() -> typer.Typer:

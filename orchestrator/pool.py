@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from orchestrator.connection import BLOCK_SECONDS, redis_border, require_answer
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, FarmError
+from orchestrator.errors import CapacityError, FarmError, RedisUnavailable
 from orchestrator.farm import open_farm
 from orchestrator.finished import START, Finished
 from orchestrator.limiter import Capacity, Limiter
@@ -200,6 +200,8 @@ class Pool:
                     episode.cancel()
                 except (FarmError, RedisError) as error:
                     logger.error("not cancelled: %s", error, extra={"episode": episode.episode_id})
+                    if isinstance(error, RedisUnavailable | RedisError):
+                        break  # ten seconds for each of them would not bring it back: they end as trainer_lost
         self._stop.set()
         if self._beating is not None:
             self._beating.join()

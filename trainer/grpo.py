@@ -16,6 +16,7 @@ returns or raises, every episode is closed.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import trl
-from accelerate.utils import broadcast_object_list, gather_object
 from trl import GRPOTrainer
 
 from orchestrator.errors import EpisodeAborted, FarmError
@@ -32,6 +32,7 @@ from orchestrator.pool import Reservation
 from orchestrator.vocabulary import Outcome
 from trainer.environment import RemoteEpisode, RemoteEpisodes, aborted_outcome
 from trainer.groups import SURVIVORS, judge
+from trainer.processes import gathered, the_first_does
 from trainer.tool_calls import ToolCalls
 
 _LOOP = "_tool_call_loop"
@@ -67,6 +68,7 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         self._tally: dict[str, Counter[str]] = {"train": Counter(), "eval": Counter()}
         self._empty_batches = 0
         super().__init__(*args, environment_factory=environment_factory, **options)
+        logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
 
     def train(self, *args: Any, **options: Any) -> Any:
         """TRL's `train`; closes every episode on the way out."""
@@ -110,7 +112,7 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         """The masks with those of excluded rows zeroed; raises in all processes alike."""
         environments: list[RemoteEpisode] = self.environments
         mine = [_collected(environment) for environment in environments]
-        rows: list[_Row] = gather_object(mine)
+        rows = gathered(mine)
         for _, outcome, problem in rows:
             if problem is not None and outcome is None:
                 raise next(filter(_is_fatal, (it._failure for it in environments)), None) or FarmError(problem)
@@ -142,23 +144,17 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
 
     def _reserve(self, count: int) -> Reservation:
         """One reservation for the batch of all processes: made by the first, known to all, or refused to all."""
-        if self.accelerator.num_processes == 1:
-            return self._episodes.reserve(count)
-        total = sum(gather_object([count]))
-        answer: list[Any] = [None, None]
-        mine: Reservation | None = None
-        if self.accelerator.is_main_process:
-            try:
-                mine = self._episodes.reserve(total)
-                answer[0] = mine.reservation_id
-            except FarmError as error:
-                answer[1] = error
-        broadcast_object_list(answer)
-        if answer[1] is not None:
-            raise answer[1]
-        if mine is not None:
-            return mine
-        return _Shared(answer[0], total, open_farm(self._episodes.pool.settings).limiter)
+        total = sum(gathered([count]))
+        mine: list[Reservation] = []
+
+        def reserve() -> str:
+            mine.append(self._episodes.reserve(total))
+            return mine[0].reservation_id
+
+        shared = the_first_does(reserve)
+        if mine:
+            return mine[0]
+        return _Shared(shared, total, open_farm(self._episodes.pool.settings).limiter)
 
     @contextmanager
     def _threads(self, count: int) -> Iterator[ThreadPoolExecutor]:
@@ -187,6 +183,11 @@ def _collected(environment: RemoteEpisode) -> _Row:
     episode = environment._episode.episode_id if environment._episode is not None else "no episode"
     detail = failure.detail if isinstance(failure, EpisodeAborted) else str(failure)
     return None, aborted_outcome(environment), f"{detail} ({episode})"
+
+
+def _not_the_whole_task(record: logging.LogRecord) -> bool:
+    """Keep out TRL's warning for a row without reward, which shows the task with what is held out; we count them."""
+    return not (isinstance(record.msg, str) and record.msg.startswith("All reward functions returned None"))
 
 
 def _is_fatal(failure: FarmError | None) -> bool:

@@ -30,7 +30,7 @@ WINDOW = 10
 LEARNT = 0.9
 """A window above this has learnt; always guessing gives 0.5."""
 UNLEARNT = 0.65
-"""A control stays below: what it sees tells nothing, and a window's mean of 160 guesses exceeds it by chance once in 14,000."""
+"""A control stays below: what it sees tells nothing, and the mean of a window's 160 guesses is above it once in 14,000."""
 
 
 @dataclass(frozen=True)

@@ -158,3 +158,26 @@ def scripted(base: Any, scripts: Sequence[Sequence[Turn]], **members: Any) -> An
         "_generate": generate,
     }
     return type("Scripted" + base.__name__, (base,), {**own, **members})
+
+
+def teach(model: Any, tokenizer: Any, said: Turn, *, prompt: Sequence[Mapping[str, str]], steps: int = 80) -> None:
+    """Let the model begin its answer to this prompt with these calls."""
+    prefix = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+    answer = turn_ids(tokenizer, said)
+    ids = torch.tensor([[*prefix, *answer]])
+    labels = torch.tensor([[-100] * len(prefix) + answer])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(steps):
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def save_model(directory: Path, said: Turn, *, prompt: str) -> Path:
+    """A checkpoint that a command can load, of a model that begins with these calls."""
+    tokenizer = make_tokenizer(said)
+    model = make_model(tokenizer)
+    teach(model, tokenizer, said, prompt=[{"role": "user", "content": prompt}])
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory

@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def training_field(ground: Ground) -> Iterator[Field]:
     """Two workers with two slots each, for all tests here."""
-    with open_field(ground, own_database=True) as field:
+    with open_field(ground, own_database=True, trainer_beat_seconds=1, trainer_lost_seconds=6) as field:
         for name in ("w1", "w2"):
             field.start_worker(name)
         for worker in field.workers:
