@@ -66,7 +66,7 @@ def refused(someone: User, *arguments: str) -> str:
     return " ".join(process.stderr.split())
 
 
-@pytest.mark.timeout(300)  # four processes that import torch
+@pytest.mark.timeout(300)  # two processes that import torch
 def test_two_models_are_evaluated_and_compared(models: User) -> None:
     first = evaluated(models, "--model", "untaught", "--output", "first", *LIMITS)
     second = evaluated(models, "--model", "taught", "--output", "second", *LIMITS)
@@ -80,8 +80,9 @@ def test_two_models_are_evaluated_and_compared(models: User) -> None:
     found = json.loads(process.stdout)
     assert found["difference"]["value"] == pytest.approx(second["score"]["value"] - first["score"]["value"])
     assert [row["task_id"] for row in found["by_task"]] == ["off-by-one-high", "off-by-one-low"]
-    evaluated(models, "--model", "taught", "--output", "colder", *LIMITS, "--temperature", "0.5")
-    assert "sampling.temperature: 1.0 and 0.5" in refused(models, "compare", "first", "colder")
+    results = models.home / "second" / "results.jsonl"
+    results.write_text(results.read_text().replace('"seed": 0', '"seed": 7', 1))
+    assert "seed: 0 and 7" in refused(models, "compare", "first", "second")
 
 
 def test_a_script_needs_no_model_and_a_finished_evaluation_no_farm(someone: User) -> None:
@@ -117,23 +118,14 @@ def test_ctrl_c_leaves_nothing_and_the_same_command_goes_on(someone: User) -> No
     assert results.read_text().startswith(kept)
 
 
-@pytest.mark.timeout(300)  # as many again
-def test_what_cannot_be_evaluated_is_said_with_what_to_do(models: User) -> None:
+def test_what_cannot_be_evaluated_is_said_with_what_to_do(someone: User) -> None:
     run = ("evaluate", "tasks.json", "--output", "out")
-    assert "either --model or --script" in refused(models, *run)
-    assert "either --model or --script" in refused(models, *run, "--model", "taught", "--script", "right")
-    assert "it has: right, wrong, both" in refused(models, *run, "--script", "nothing")
-    assert "name a directory with a checkpoint" in refused(models, *run, "--model", "nowhere")
-    mute = tiny_policy(0)
-    mute.tokenizer.chat_template = "{% for m in messages %} {{ m.content }}{% endfor %}"
-    save(mute, models.home / "mute")
-    assert "does not render tool calls" in refused(models, *run, "--model", "mute")
-    deaf = tiny_policy(0)
-    deaf.tokenizer.response_template = None
-    save(deaf, models.home / "deaf")
-    assert "can read tool calls" in refused(models, *run, "--model", "deaf")
-    assert "is named twice" in refused(models, "evaluate", "tasks.json", "tasks.json", *run[2:], "--script", "right")
-    assert not (models.home / "out").exists()
+    assert "either --model or --script" in refused(someone, *run)
+    assert "either --model or --script" in refused(someone, *run, "--model", "taught", "--script", "right")
+    assert "it has: right, wrong, both" in refused(someone, *run, "--script", "nothing")
+    assert "name a directory with a checkpoint" in refused(someone, *run, "--model", "nowhere")
+    assert "is named twice" in refused(someone, "evaluate", "tasks.json", "tasks.json", *run[2:], "--script", "right")
+    assert not (someone.home / "out").exists()
 
 
 def test_what_cannot_be_compared_is_said_with_what_to_do(someone: User) -> None:

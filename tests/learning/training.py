@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
 from orchestrator.pool import Pool
@@ -30,7 +30,7 @@ WINDOW = 10
 LEARNT = 0.9
 """A window above this has learnt; always guessing gives 0.5."""
 UNLEARNT = 0.65
-"""A control stays below: what it sees tells nothing, and the mean of a window's 160 guesses is above it once in 14,000."""
+"""A control stays below: what it sees tells nothing, and a window's 160 guesses are above it once in 14,000 times."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,16 @@ def train(
     warm_start(policy, seed=seed)
     watch = _Watch(on_step)
     with tempfile.TemporaryDirectory() as directory, _episodes(pool, seed, swapped=swapped) as episodes:
-        FarmGRPOTrainer(
+        trainer = FarmGRPOTrainer(
             model=policy.model,
             args=_config(policy, directory, seed=seed, steps=steps),
             train_dataset=_rows(),
             processing_class=policy.tokenizer,
             environment_factory=episodes,
             callbacks=[watch],
-        ).train()
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
     return Run(seed, tuple(watch.rewards), swapped)
 
 
