@@ -25,10 +25,18 @@ def register(app: typer.Typer) -> None:
     )(evaluate)
 
 
+_Tokens = Annotated[int, typer.Option(min=1, help="Of an episode, observations included, as in training.")]
+_Live = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Episodes live at once; as many as the farm has slots by default.")
+]
+_Retry = Annotated[bool, typer.Option("--retry-failed", help="Run episodes again that ended without a score.")]
+_Output = Annotated[Path, typer.Option(help="Directory for results.jsonl and report.json; named again, it goes on.")]
+
+
 def evaluate(
     *,
     task: Annotated[list[str], typer.Argument(help="Task files (.json, .jsonl) or built-in names.")],
-    output: Annotated[Path, typer.Option(help="Directory for results.jsonl and report.json; named again, it goes on.")],
+    output: _Output,
     model: Annotated[str | None, typer.Option(help="A checkpoint's directory or a model id.")] = None,
     script: Annotated[
         str | None, typer.Option(help="Instead of a model: the script of this name in each task.")
@@ -38,20 +46,13 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0, max=100, help="0 takes the likeliest token.")] = 1.0,
     top_p: Annotated[float, typer.Option(min=0.0001, max=1)] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
-    max_completion_tokens: Annotated[
-        int, typer.Option(min=1, help="Of an episode, observations included, as in training.")
-    ] = 512,
+    max_completion_tokens: _Tokens = 512,
     max_turns: Annotated[int, typer.Option(min=1, help="Answers of the model in an episode.")] = 16,
     system_prompt: Annotated[str | None, typer.Option(help="Put before each task's prompt.")] = None,
     device: Annotated[str | None, typer.Option(help="Such as cpu or cuda:0; a GPU where there is one.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Episodes that the model answers at once.")] = 16,
-    parallel: Annotated[
-        int | None,
-        typer.Option(min=1, max=1024, help="Episodes live at once; as many as the farm has slots by default."),
-    ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run episodes again that ended without a score.")
-    ] = False,
+    parallel: _Live = None,
+    retry_failed: _Retry = False,
     label: Annotated[str, typer.Option(help="Another label makes the same evaluation run anew.")] = "",
     workers: Annotated[int, typer.Option(min=1, max=256, help="Workers to start when no farm is running.")] = 2,
 ) -> None:
