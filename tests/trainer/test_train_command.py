@@ -7,12 +7,16 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from redis import Redis
 
+from deploy.training_report import NoBars
+from orchestrator.errors import CapacityError, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import Outcome
@@ -20,10 +24,14 @@ from tests.support.farm import Field, weekly_sales
 from tests.support.processes import Marked, worker_environment
 from tests.support.tiny_policy import SUBMIT, save_model, shell
 from tests.support.waiting import wait_until
+from trainer.training import TrainingPlan, load_tokenizer, train
 
 Start = Callable[..., Marked]
 COMMAND = [sys.executable, "-W", "ignore", "-m", "deploy.cli", "train"]
-SECONDS = 90.0
+SECONDS = 150.0
+"""A process that imports torch and TRL takes seven seconds on an idle machine."""
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="session")
@@ -86,18 +94,19 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
     assert len(rows_of(output / "receipts.jsonl")) == 2
     first_state = json.loads((output / "checkpoint-1" / "trainer_state.json").read_text())
 
-    refused = start("--model", str(model), "--cpu")
-    assert refused.wait(SECONDS) == 3
-    assert "--resume" in refused.stderr
-
-    resumed = start("--model", str(model), "--cpu", "--resume", "--max-steps", "2")
-    assert resumed.wait(SECONDS) == 0, resumed.stderr
+    plan = TrainingPlan(model=str(model), tasks=[weekly_sales()], cpu=True, output_dir=output, max_steps=2)
+    with pytest.raises(SettingsError, match="--resume"):
+        train(plan, farm.settings, NoBars())
+    with pytest.raises(SettingsError, match="larger --max-steps"):
+        train(replace(plan, max_steps=1, resume=True), farm.settings, NoBars())
+    resumed = train(replace(plan, resume=True), farm.settings, NoBars())
     state = json.loads((output / "checkpoint-2" / "trainer_state.json").read_text())
     assert [row["step"] for row in state["log_history"] if "loss" in row] == [1, 2], "it went on where it was"
     assert state["log_history"][0] == first_state["log_history"][0]
-    assert (output / "checkpoint-2" / "optimizer.pt").is_file()
+    moments = torch.load(output / "checkpoint-2" / "optimizer.pt")["state"]
+    assert {float(row["step"]) for row in moments.values()} == {2.0}, "the optimizer's state went on too"
     assert len(rows_of(output / "receipts.jsonl")) == 4
-    assert len(json.loads(resumed.stdout)["receipts"]) == 2, "of this run alone"
+    assert len(resumed.receipts) == 2, "of this run alone"
 
 
 def test_an_interrupt_leaves_no_episode_and_no_sandbox(farm: Field, start: Start, slow_model: Path) -> None:
@@ -105,7 +114,7 @@ def test_an_interrupt_leaves_no_episode_and_no_sandbox(farm: Field, start: Start
     wait_until(
         lambda: len(farm.provider.list({})) == 2 or run.process.poll() is not None,
         description="two sandboxes of the run",
-        seconds=60,
+        seconds=120,
     )
     run.process.send_signal(signal.SIGINT)
     assert run.wait(60) == 130, run.stderr
@@ -113,85 +122,75 @@ def test_an_interrupt_leaves_no_episode_and_no_sandbox(farm: Field, start: Start
     assert farm.provider.list({}) == []
 
 
+def test_a_task_that_is_not_there_is_said_before_torch_is_imported(start: Start, model: Path) -> None:
+    run = start("--model", str(model), "--cpu", "--tasks", "no-such-task")
+    assert run.wait(SECONDS) == 7
+    assert "built-in" in run.stderr
+    assert run.stdout == ""
+
+
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("changes", "error", "words"),
     [
-        (["--model", "no-such-model", "--cpu"], 3, "cannot be loaded"),
-        (["--model", "MODEL", "--cpu", "--resume"], 3, "nothing to resume"),
-        (["--model", "MODEL", "--cpu", "--tasks", "no-such-task"], 7, "built-in"),
-        (["--model", "MODEL", "--cpu", "--on-abort", "zero"], 3, "exclude"),
-        (["--model", "MODEL", "--cpu", "--completions", "4"], 3, "divisible"),
-        (["--model", "MODEL", "--cpu", "--batch-size", "8", "--completions", "8"], 6, "add 2 workers"),
+        ({"model": "no-such-model"}, SettingsError, "cannot be loaded"),
+        ({"resume": True}, SettingsError, "nothing to resume"),
+        ({"completions": 3}, SettingsError, "divisible"),
+        ({"cpu": False}, SettingsError, "--cpu"),
+        ({"batch_size": 8}, CapacityError, "add 2 workers"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_runs(
-    farm: Field, start: Start, model: Path, arguments: list[str], code: int, words: str
+def test_a_plan_that_cannot_be_is_refused_before_an_episode_starts(
+    farm: Field, model: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     before = farm.farm.redis.zcard(Keys.RECEIPTS)
-    run = start(*(str(model) if word == "MODEL" else word for word in arguments))
-    assert run.wait(SECONDS) == code, run.stderr
-    assert words in run.stderr.replace("\n", " ")
-    assert "Traceback" not in run.stderr
-    assert run.stdout == ""
+    given = {"model": str(model), "tasks": [weekly_sales()], "cpu": True, "output_dir": tmp_path / "out", **changes}
+    with pytest.raises(error, match=words):
+        train(TrainingPlan(**given), farm.settings, NoBars())
     assert farm.farm.redis.zcard(Keys.RECEIPTS) == before
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_model_whose_template_has_no_tools_is_refused(start: Start, model: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "plain"
-    copy.mkdir()
+def test_a_model_whose_template_has_no_tools_is_refused(model: Path, tmp_path: Path) -> None:
     for file in model.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    (copy / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    run = start("--model", str(copy), "--cpu")
-    assert run.wait(SECONDS) == 3
-    assert "tool calls" in run.stderr
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(SettingsError, match="tool calls"):
+        load_tokenizer(str(tmp_path))
 
 
 # several processes
 
 
-TORCHRUN = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"]
-BOTH = [*TORCHRUN, "deploy.cli", "train"]
+def start_two(start: Start, *arguments: str, command: list[str] = COMMAND) -> list[Marked]:
+    """The same command as two processes of one run, as a launcher starts them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [start(*arguments, command=command, RANK=rank, LOCAL_RANK=rank, **shared) for rank in ("0", "1")]
 
 
 def test_two_processes_train_as_one_run(farm: Field, start: Start, model: Path, tmp_path: Path) -> None:
-    run = start("--model", str(model), "--cpu", command=BOTH)
-    assert run.wait(SECONDS) == 0, run.stderr
-    report = json.loads(run.stdout)
-    rows = [farm.farm.ledger.row(receipt["episode_id"]) for receipt in report["receipts"]]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.trainer.two_plans"]
+    ranks = start_two(start, str(model), str(tmp_path / "out"), command=command)
+    for rank in ranks:
+        assert rank.wait(SECONDS) == 0, rank.stderr
+    first, second = (json.loads(rank.stdout) for rank in ranks)
+    assert "a batch of 8 can never be live at once" in first["refused"], "four of each process: the limit is one"
+    assert first["refused"] == second["refused"]
+    assert (first["steps"], second["steps"]) == (1, 1)
+    rows = [farm.farm.ledger.row(name) for name in first["episodes"]]
     specs = [row.spec for row in rows if row is not None]
     assert len(specs) == 4
     assert len({spec.reservation_id for spec in specs} - {None}) == 1, "one reservation for the batch of both"
     drivers = {spec.group_id: {s.trainer_id for s in specs if s.group_id == spec.group_id} for spec in specs}
     assert [len(trainers) for trainers in drivers.values()] == [1, 1], "each process drives its own group"
     assert len(set.union(*drivers.values())) == 2
-    assert rows_of(tmp_path / "training-output" / "metrics.jsonl")[0]["episodes/finished"] == 4
-
-
-def test_the_batch_of_all_processes_has_to_fit(farm: Field, start: Start, model: Path) -> None:
-    run = start("--model", str(model), "--cpu", "--batch-size", "4", command=BOTH)
-    assert run.wait(SECONDS) != 0
-    assert "a batch of 8 can never be live at once" in run.stderr.replace("\n", " ")
-    assert open_specs(farm.farm.redis) == []
+    assert rows_of(tmp_path / "out" / "metrics.jsonl")[0]["episodes/finished"] == 4
 
 
 def test_one_processs_death_ends_its_own_episodes_only(farm: Field, start: Start, slow_model: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    ranks = [
-        start(
-            "--model",
-            str(slow_model),
-            "--cpu",
-            RANK=rank,
-            LOCAL_RANK=rank,
-            WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-        )
-        for rank in ("0", "1")
-    ]
-    wait_until(lambda: len(farm.provider.list({})) == 4, description="the sandboxes of both", seconds=60)
+    ranks = start_two(start, "--model", str(slow_model), "--cpu")
+    wait_until(lambda: len(farm.provider.list({})) == 4, description="the sandboxes of both", seconds=120)
     groups = {"g0": list[str](), "g1": list[str]()}
     for spec in open_specs(farm.farm.redis):
         groups[(spec.group_id or "")[-2:]].append(spec.episode_id)
