@@ -16,8 +16,10 @@ from redis.exceptions import RedisError
 
 from deploy.commands import (
     cancel,
+    compare,
     demo,
     doctor,
+    evaluate,
     limits,
     orchestrator,
     receipts,
@@ -39,6 +41,8 @@ GROUPS = (
     demo,
     run,
     train,
+    evaluate,
+    compare,
     up,
     worker,
     orchestrator,

@@ -14,7 +14,6 @@ from orchestrator.keys import Keys
 from orchestrator.limiter import Admission
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
-from tests.support.clocked import Clocked
 from tests.support.creators import Creator, create
 from tests.support.line import PROMPT_SECONDS, end
 from tests.support.truth import admit, farm_settings, leased, opened_farm
