@@ -32,7 +32,7 @@ types: .venv/.dev format-check  ## mypy, strict
 	$(BIN)/mypy
 
 pytest: .venv/.dev types
-	$(BIN)/python -m pytest tests/unit tests/integration tests/e2e
+	$(BIN)/python -m pytest tests/unit tests/integration tests/trainer tests/e2e
 
 bench: .venv/.dev  ## Measure overheads; prints a table, writes bench.json
 	$(BIN)/python -m tests.bench

@@ -74,6 +74,7 @@ class Pool:
         self._finished = Finished(self.redis, self.run_id)
         self._episodes: dict[str, Episode] = {}
         self._stop = threading.Event()
+        self._beginning = threading.Lock()
         self._beating: threading.Thread | None = None
 
     def __enter__(self) -> Pool:
@@ -192,9 +193,13 @@ class Pool:
         done = {settled.receipt.episode_id: settled for settled in self.as_completed(episodes)}
         return [done[episode.episode_id] for episode in episodes]
 
+    def forget(self, episode: Episode) -> None:
+        """Drop the handle on an episode that has ended: a pool that serves a long run would keep them all."""
+        self._episodes.pop(episode.episode_id, None)
+
     def close(self) -> None:
         """Cancel this pool's open remote episodes and stop its heartbeat. Can be called again."""
-        for episode in self._episodes.values():
+        for episode in list(self._episodes.values()):
             if episode.remote:
                 try:
                     episode.cancel()
@@ -206,11 +211,12 @@ class Pool:
             self._beating = None
 
     def _beat(self) -> None:
-        if self._beating is None:
-            self._presence.beat_trainer(self.trainer_id)
-            self._stop.clear()
-            self._beating = threading.Thread(target=self._keep_beating, name="trainer-heartbeat", daemon=True)
-            self._beating.start()
+        with self._beginning:  # several threads may submit their first episode at once
+            if self._beating is None:
+                self._presence.beat_trainer(self.trainer_id)
+                self._stop.clear()
+                self._beating = threading.Thread(target=self._keep_beating, name="trainer-heartbeat", daemon=True)
+                self._beating.start()
 
     def _keep_beating(self) -> None:
         while not self._stop.wait(self.settings.trainer_beat_seconds):
