@@ -28,7 +28,7 @@ BLOCKS = [
     (match["language"], match["body"])
     for match in re.finditer(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", README, re.S | re.M)
 ]
-BRIDGE, BATCH, OPENENV = (body for language, body in BLOCKS if language == "python")
+BRIDGE, BATCH, OPENENV, SESSIONS = (body for language, body in BLOCKS if language == "python")
 
 
 def _rows(heading: str) -> list[list[str]]:
@@ -88,6 +88,10 @@ def test_the_batch_runs_in_an_open_pool(farm_directory: Path) -> None:
     head = imports + "settings = " + opening.partition("with pool.submit")[0]
     body = "".join(f"    {line}\n" for line in BATCH.splitlines())
     _run(f"{head}\n{body}    print(len(episodes))", farm_directory)
+
+
+def test_openenv_collects_on_the_farm(farm_directory: Path) -> None:
+    assert _run(SESSIONS, farm_directory).splitlines()[-1].startswith("0.0 SessionCounts(open=0, scored=2, failed=0")
 
 
 def test_the_openenv_client_is_answered_by_the_server_alone(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import functools
 import json
 import multiprocessing
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from openenv.core.harness import (  # type: ignore[import-untyped]
     MCPHarnessAdapter,
 )
 from openenv.core.harness.collect import CollectRunner, RolloutSerializer  # type: ignore[import-untyped]
+from redis import Redis
 
 from deploy.embedded import EmbeddedRedis
 from orchestrator.errors import CapacityError, EpisodeClosed, InfrastructureLost, RedisUnavailable
 from orchestrator.keys import Keys
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import Field
+from tests.support.farm import Field, open_field
+from tests.support.ground import Ground
 from tests.support.harness import RIGHT, SUBMIT, Call, ScriptedModel, run
 from tests.support.policies import weekly_sales
 from tests.support.truth import farm_settings
@@ -36,6 +38,15 @@ pytest_plugins = ["tests.support.farm"]
 
 WRONG: tuple[Call, ...] = (run("ls"), SUBMIT)
 NO_TEMPLATE = "no-such-template"
+
+
+@pytest.fixture(scope="module")
+def field(ground: Ground) -> Iterator[Field]:
+    """One farm with two workers for the module: four slots."""
+    with open_field(ground, own_database=True) as field:
+        field.start_worker("w1")
+        field.worker("w2")
+        yield field
 
 
 @pytest.fixture
@@ -58,7 +69,6 @@ def collected(factory: PoolSessionFactory, directory: Path, *calls: Call, episod
 def test_the_collector_of_openenv_collects_on_the_farm(
     field: Field, factory: PoolSessionFactory, tmp_path: Path
 ) -> None:
-    field.worker()
     right = collected(factory, tmp_path, *RIGHT, episodes=2, tasks=["weekly-sales"] * 2)
     assert (right.num_collected, right.num_failed, right.avg_reward) == (2, 0, 1.0)
     assert collected(factory, tmp_path, *RIGHT, episodes=2, tasks=["weekly-sales"] * 2).num_skipped == 2
@@ -76,7 +86,6 @@ def test_the_collector_of_openenv_collects_on_the_farm(
 def test_a_session_that_was_never_submitted_is_worth_nothing(
     field: Field, factory: PoolSessionFactory, tmp_path: Path
 ) -> None:
-    field.worker()
     assert collected(factory, tmp_path, episodes=1, tasks=["weekly-sales"]).avg_reward == 0.0
     (record,) = (json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines())
     assert record["verify_metrics"]["outcome"] == "not_submitted"
@@ -85,7 +94,6 @@ def test_a_session_that_was_never_submitted_is_worth_nothing(
 def test_what_the_policy_gets_wrong_is_an_answer_and_costs_it_nothing_else(
     field: Field, factory: PoolSessionFactory
 ) -> None:
-    field.worker()
     session = factory.create("weekly-sales", seed=3)
     wrong: list[Call] = [
         ("python", {"code": "1"}),
@@ -112,7 +120,6 @@ def test_what_the_policy_gets_wrong_is_an_answer_and_costs_it_nothing_else(
 
 
 def test_an_opaque_harness_reaches_a_session_through_the_bridge(field: Field, factory: PoolSessionFactory) -> None:
-    field.worker()
 
     def drive(bridge: Any, session: PoolSession, limits: Any) -> Any:
         answers = []
@@ -132,6 +139,11 @@ def called(call: Call, session: PoolSession) -> Any:
     return session.call_tool(*call)
 
 
+def verified_session(session: PoolSession) -> Any:
+    """Its result."""
+    return session.verify([])
+
+
 def in_a_child(pickled: bytes, answers: Any) -> None:
     """What a spawned rollout worker does with the factory it was given."""
     factory: PoolSessionFactory = pickle.loads(pickled)
@@ -144,7 +156,6 @@ def in_a_child(pickled: bytes, answers: Any) -> None:
 
 
 def test_a_factory_travels_into_a_spawned_child_and_connects_there(field: Field) -> None:
-    field.worker()
 
     def clients() -> set[str]:
         redis: Any = field.farm.redis  # client_list has no types
@@ -170,16 +181,16 @@ def test_a_factory_travels_into_a_spawned_child_and_connects_there(field: Field)
 
 
 def test_sessions_are_live_at_once(field: Field, factory: PoolSessionFactory) -> None:
-    field.worker("w1")
-    field.worker("w2")
+    wait_until(lambda: field.farm.limiter.capacity().free == 4, description="both workers are ready")
     sessions = [factory.create("weekly-sales", seed=0) for _ in range(4)]  # four slots: none ends before all began
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(lambda session: session.call_tool(*run("echo here")).data, sessions)) == ["here\n"] * 4
+        seen = list(threads.map(functools.partial(called, run("echo here")), sessions))
+        assert [result.data for result in seen] == ["here\n"] * 4
         running = [field.running(session.episode.episode_id) for session in sessions]
         assert [len(rows) for rows in running] == [1] * 4
         for call in RIGHT:
             list(threads.map(functools.partial(called, call), sessions))
-        assert [verified.env_reward for verified in threads.map(lambda s: s.verify([]), sessions)] == [1.0] * 4
+        assert [verified.env_reward for verified in threads.map(verified_session, sessions)] == [1.0] * 4
         list(threads.map(PoolSession.close, sessions))
     for session in sessions:
         field.check_ended(session.episode.episode_id, Outcome.SOLVED, roles=("policy", "verifier"))
@@ -188,13 +199,13 @@ def test_sessions_are_live_at_once(field: Field, factory: PoolSessionFactory) ->
 def test_a_session_whose_sandbox_dies_has_no_score_and_is_no_zero(
     field: Field, factory: PoolSessionFactory, tmp_path: Path
 ) -> None:
-    field.worker()
     session = factory.create("weekly-sales")
     assert session.call_tool(*run("echo here")).data == "here\n"
     field.provider.delete(field.policy_sandbox(session.episode.episode_id))
     with pytest.raises(InfrastructureLost) as first:
         session.call_tool(*run("echo gone"))
-    for again in (lambda: session.call_tool(*SUBMIT), lambda: session.verify([])):  # the caller may have swallowed it
+    swallowed: list[Callable[[], Any]] = [lambda: session.call_tool(*SUBMIT), lambda: session.verify([])]
+    for again in swallowed:
         with pytest.raises(InfrastructureLost) as later:
             again()
         assert later.value is first.value
@@ -206,7 +217,6 @@ def test_a_session_whose_sandbox_dies_has_no_score_and_is_no_zero(
 
 
 def test_too_many_failures_stop_the_collector_and_leave_nothing(field: Field, tmp_path: Path) -> None:
-    field.worker()
     broken = weekly_sales(id="broken", template=NO_TEMPLATE)
     limit = FailureLimit(rate=0.5, window=4, minimum=3)
     with PoolSessionFactory(field.settings, [weekly_sales(), broken], run_id="run-test", failures=limit) as factory:
@@ -224,7 +234,6 @@ def test_too_many_failures_stop_the_collector_and_leave_nothing(field: Field, tm
 
 
 def test_closing_ends_a_call_on_its_way_and_is_no_failure(field: Field, factory: PoolSessionFactory) -> None:
-    field.worker()
     session = factory.create("weekly-sales")
     session.call_tool(*run("true"))
     with ThreadPoolExecutor(2) as threads:
@@ -244,9 +253,8 @@ def test_closing_ends_a_call_on_its_way_and_is_no_failure(field: Field, factory:
 
 
 def test_closing_the_factory_ends_what_its_sessions_left(field: Field) -> None:
-    field.worker()
     with PoolSessionFactory(field.settings, [weekly_sales()], run_id="run-test") as factory:
-        sessions = [factory.create("weekly-sales") for _ in range(3)]  # two slots: the third is queued
+        sessions = [factory.create("weekly-sales") for _ in range(5)]  # four slots: the fifth is queued
         sessions[0].call_tool(*run("true"))
     for session in sessions:
         field.wait_receipt(session.episode.episode_id)
@@ -254,16 +262,15 @@ def test_closing_the_factory_ends_what_its_sessions_left(field: Field) -> None:
     assert field.provider.list({}) == []
 
 
-def test_without_a_worker_a_session_says_what_to_start(field: Field) -> None:
-    with PoolSessionFactory(
-        field.settings, [weekly_sales()], run_id="run-test", worker_patience_seconds=0.2
-    ) as factory:
+def test_without_a_worker_a_session_says_what_to_start(redis_url: str, redis: Redis) -> None:
+    settings = farm_settings(redis_url)
+    with PoolSessionFactory(settings, [weekly_sales()], run_id="run-test", worker_patience_seconds=0.2) as factory:
         session = factory.create("weekly-sales")
         with pytest.raises(CapacityError, match="start `rollout-farm worker`"):
             session.call_tool(*run("ls"))
         session.close()
         assert factory.counts.causes == {"no_worker": 1}
-    assert field.farm.ledger.open_episodes() == []
+    assert redis.zcard(Keys.OPEN) == 0
 
 
 def test_without_its_redis_a_session_still_closes(tmp_path: Path) -> None:
