@@ -13,12 +13,26 @@ from typing import Annotated
 import typer
 from redis.exceptions import RedisError
 
-from deploy.commands import demo, doctor, orchestrator, run, sandboxes, status, tasks, terminus, up, worker
+from deploy.commands import (
+    cancel,
+    demo,
+    doctor,
+    limits,
+    orchestrator,
+    receipts,
+    run,
+    sandboxes,
+    status,
+    tasks,
+    terminus,
+    up,
+    worker,
+)
 from deploy.exit_codes import ExitCode, exit_code
 from deploy.terminal import print_error
 from orchestrator.errors import FarmError
 
-GROUPS = (demo, run, up, worker, orchestrator, status, doctor, tasks, sandboxes, terminus)
+GROUPS = (demo, run, up, worker, orchestrator, status, limits, receipts, cancel, doctor, tasks, sandboxes, terminus)
 
 
 def build() -> typer.Typer:

@@ -88,14 +88,16 @@ class Allocations:
 
     def unsettled(self) -> list[Allocation]:
         """Every allocation that may still run, oldest first."""
-        return self.get_all(cast("list[str]", self._redis.zrange(Keys.ALLOCATIONS, 0, -1)))
+        ids = cast("list[str]", self._redis.zrange(Keys.ALLOCATIONS, 0, -1))
+        return [row for row in self.each(ids) if row is not None]
 
-    def get_all(self, allocation_ids: Sequence[str]) -> list[Allocation]:
-        """Those of these allocations that there are, in one round trip."""
+    def each(self, allocation_ids: Sequence[str]) -> list[Allocation | None]:
+        """These allocations as they stand, in this order, in one round trip; None for one that is not there."""
         pipeline = self._redis.pipeline(transaction=False)
         for allocation_id in allocation_ids:
             pipeline.hgetall(Keys.allocation(allocation_id))
-        return [_allocation(raw) for raw in pipeline.execute() if raw]
+        rows = cast("list[dict[str, str]]", pipeline.execute() if allocation_ids else [])
+        return [_allocation(raw) if raw else None for raw in rows]
 
     def _move(
         self,
@@ -118,6 +120,10 @@ class Allocations:
             Keys.COUNTERS,
             Keys.PERMITS,
             Keys.WAITERS,
+            Keys.PLACES,
+            Keys.LIMITS,
+            Keys.CREATORS,
+            Keys.CREATORS_DUE,
         ]
         answer = self._scripts.run(
             "move_allocation",

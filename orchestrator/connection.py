@@ -1,9 +1,9 @@
 """Connections to the farm's Redis: text for our own keys, bytes for RQ. The one layer that retries a Redis call.
 
-Rows, leases, permits, receipts and actions can be written again with the same id and change nothing, so a call whose
-answer was lost is sent again, with backoff; where the connection is refused that lasts about ten seconds, then the
-error reaches the caller. Two scripts are not of that kind, and err on the careful side: a creation's place may be
-booked twice (`take_creation`), a 429 counted twice (`report_limited`). What is done again in a moment anyway
+Rows, leases, permits, creations, receipts and actions can be written again with the same id and change nothing, so a
+call whose answer was lost is sent again, with backoff; where the connection is refused that lasts about ten seconds,
+then the error reaches the caller. One script is not always of that kind, and errs on the careful side: a 429 to a call
+that creates nothing has no id and may be counted twice (`report_limited`). What is done again in a moment anyway
 (heartbeats, rounds, farewells) takes an impatient client: one attempt, so that an outage is seen when it is there.
 """
 

@@ -29,3 +29,8 @@ def cost_picousd(running_ms: int, *, vcpus: int, memory_mb: int, rates: Rates) -
 def usd(picousd: int) -> Decimal:
     """Pico-dollars as dollars."""
     return Decimal(picousd) / PICO
+
+
+def usd_text(picousd: int) -> str:
+    """Pico-dollars as dollars in plain decimal digits, exactly: never an exponent, never a binary fraction."""
+    return f"{usd(picousd):f}"

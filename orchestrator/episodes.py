@@ -6,7 +6,6 @@ asked again; an infrastructure failure is remembered and raised again when the r
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from contextlib import suppress
@@ -23,7 +22,7 @@ from orchestrator.errors import (
     InfrastructureLost,
 )
 from orchestrator.finished import Finished
-from orchestrator.ledger import EpisodeRow, Ledger, unrun_receipt
+from orchestrator.ledger import Ledger
 from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
 from orchestrator.records import EpisodeSpec, Receipt
 from orchestrator.vocabulary import Drive, EpisodeState, Outcome
@@ -146,11 +145,11 @@ class Episode:
     @redis_border
     def cancel(self) -> None:
         """Ask for the end without waiting for it; an episode that nobody has taken yet ends here and now."""
-        row = self._ledger.row(self.episode_id)
-        if row is None or row.state is EpisodeState.FINAL:
+        state = self._ledger.cancel(self.episode_id)
+        if state in (None, EpisodeState.FINAL):
             return
-        self._ledger.cancel(self.episode_id)
-        if row.state is EpisodeState.QUEUED and self._end_queued(row):
+        row = self._ledger.row(self.episode_id) if state is EpisodeState.QUEUED else None
+        if row is not None and self._ledger.end_queued(row, Outcome.CANCELLED, "closed before it was taken"):
             return
         # The flag alone is seen within a second; an action is seen at once, where none of ours is on its way.
         if self._ready is not None and self._unsure is None and self._acting.acquire(blocking=False):
@@ -160,15 +159,6 @@ class Episode:
                     self._number += 1
             finally:
                 self._acting.release()
-
-    def _end_queued(self, row: EpisodeRow) -> bool:
-        """Take the lease ourselves, as a slot would, and write the receipt: no sandbox was ever intended."""
-        lease = self._ledger.take(self.episode_id, row.attempt, f"closed-{secrets.token_hex(8)}", lease_seconds=30)
-        if lease is None:
-            return False
-        receipt = unrun_receipt(row, Outcome.CANCELLED, "closed before it was taken", self._ledger.now())
-        self._ledger.commit(receipt, lease.token)
-        return True
 
     @redis_border
     def receipt(self) -> Receipt | None:

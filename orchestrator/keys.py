@@ -6,7 +6,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 |---------------------------|--------|--------------------------------------------------|-------------------|------|
 | farm:tag                  | string | the farm's random tag, metadata of its sandboxes | first user        | for ever: identity |
 | farm:token                | string | counter of fencing tokens                        | take/seize lease  | for ever: must not repeat |
-| farm:episode:<e>          | hash   | row: state, spec, job, attempt, token, lease     | ledger            | open: none (must not be lost); final: retention |
+| farm:episode:<e>          | hash   | row: state, spec, job, attempt, token, run, group | ledger            | open: none (must not be lost); final: retention |
 | farm:open                 | zset   | open episode -> queued at                        | ledger            | empties itself |
 | farm:leases               | zset   | leased episode -> lease ends at                  | ledger            | empties itself |
 | farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention |
@@ -15,11 +15,15 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:receipts             | zset   | episode -> receipt written at                    | commit_receipt    | members trimmed at retention |
 | farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | retention |
 | farm:counters             | hash   | totals that metrics read                         | commit, settle    | for ever: totals |
-| farm:limits               | hash   | configured limits, cooldown, creation bucket     | limiter           | for ever: configuration |
+| farm:limits               | hash   | limits set live, what 429s taught (scripts/_limits.lua) | limiter    | for ever: configuration |
 | farm:permits              | zset   | episode holding a permit -> granted at           | limiter, ledger   | empties itself; freed by confirmed absence |
 | farm:waiters              | zset   | episode waiting for a permit -> place in line    | limiter           | empties itself, stale ones pruned |
 | farm:waiters:seen         | zset   | the same -> last asked at                        | limiter           | with farm:waiters |
-| farm:wake:<e>             | list   | wakes one waiter                                 | release of permit | 60 s |
+| farm:places               | zset   | episode that has or creates a sandbox -> since   | limiter, ledger   | empties itself; freed with the permit |
+| farm:creators             | zset   | creation that waits -> its place in line         | limiter           | empties itself, stale ones pruned |
+| farm:creators:due         | zset   | the same -> when it asks again                   | limiter           | empties itself, with farm:creators |
+| farm:creation:<c>         | string | leave for one creation: granted at, or "refused" | limiter           | 2 min |
+| farm:wake:<e>             | list   | wakes one waiter                                 | release, cancel   | 60 s |
 | farm:reservations         | hash   | reservation -> "remaining:expires at:total"            | limiter           | fields pruned when expired |
 | farm:reserving            | string | the reservation whose turn it is to get places   | limiter           | 2 s, renewed by asking |
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
@@ -31,6 +35,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:mailbox:<e>:inbox    | list   | numbers to take: wakes the slot                  | pool              | same |
 | farm:mailbox:<e>:outbox   | list   | number:result, wakes the pool                      | slot              | same |
 | farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention |
+| farm:unresolved           | hash   | kind:id -> what reconcilers could not do, and why | reconciler       | empties itself |
 | farm:reconciler           | string | the leader's name                                | reconciler        | 10 s, renewed |
 
 RQ's own keys start with `rq:`.
@@ -53,8 +58,12 @@ PERSISTENT = frozenset(
         "farm:permits",
         "farm:waiters",
         "farm:waiters:seen",
+        "farm:places",
+        "farm:creators",
+        "farm:creators:due",
         "farm:reservations",
         "farm:slots",
+        "farm:unresolved",
     }
 )
 """Patterns of keys that may live without TTL; the reasons stand in the table above. Open rows are checked apart."""
@@ -76,12 +85,16 @@ class Keys:
     PERMITS = FARM + "permits"
     WAITERS = FARM + "waiters"
     WAITERS_SEEN = FARM + "waiters:seen"
+    PLACES = FARM + "places"
+    CREATORS = FARM + "creators"
+    CREATORS_DUE = FARM + "creators:due"
     WAKE_PREFIX = FARM + "wake:"
     RESERVATIONS = FARM + "reservations"
     RESERVING = FARM + "reserving"
     SLOTS = FARM + "slots"
     WORKER_PREFIX = FARM + "worker:"
     RECONCILER = FARM + "reconciler"
+    UNRESOLVED = FARM + "unresolved"
 
     @staticmethod
     def episode(episode_id: str) -> str:
@@ -104,9 +117,14 @@ class Keys:
         return f"{FARM}finished:{run_id}"
 
     @staticmethod
-    def wake(episode_id: str) -> str:
-        """The list one permit waiter blocks on."""
-        return Keys.WAKE_PREFIX + episode_id
+    def wake(waiter: str) -> str:
+        """The list that one waiter (an episode for its permit, a creation for its turn) blocks on."""
+        return Keys.WAKE_PREFIX + waiter
+
+    @staticmethod
+    def creation(creation_id: str) -> str:
+        """The leave for one creation."""
+        return f"{FARM}creation:{creation_id}"
 
     @staticmethod
     def worker(worker_id: str) -> str:

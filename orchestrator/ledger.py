@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,8 +17,10 @@ from redis import Redis
 from orchestrator.allocations import Allocations
 from orchestrator.errors import FarmError, LeaseLost
 from orchestrator.keys import Keys
+from orchestrator.receipts import read_receipt
 from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
 from orchestrator.scripts import Scripts
+from orchestrator.unresolved import Unresolved
 from orchestrator.vocabulary import EpisodeState, Outcome, job_id
 
 
@@ -57,6 +60,12 @@ class OpenEpisode:
     episode_id: str
     state: EpisodeState
     job_id: str
+    run_id: str = ""
+    group_id: str = ""
+    trainer_id: str = ""
+    """Who drives it, '' when it runs by itself."""
+    cancelled: bool = False
+    """Whether somebody asked for its end."""
 
 
 class Ledger:
@@ -64,6 +73,7 @@ class Ledger:
 
     def __init__(self, redis: Redis, allocations: Allocations, *, retention_seconds: int) -> None:
         self.allocations = allocations
+        self.unresolved = Unresolved(redis)
         self._redis = redis
         self._scripts = Scripts(redis)
         self._retention = retention_seconds
@@ -76,6 +86,10 @@ class Ledger:
             tag = self._redis.get(Keys.TAG)
         return cast(str, tag)
 
+    def known_farm_tag(self) -> str | None:
+        """The farm's tag, or None when nobody has asked for one yet: then no sandbox carries it."""
+        return cast("str | None", self._redis.get(Keys.TAG))
+
     def open(self, spec: EpisodeSpec) -> bool:
         """Open the episode's row; False when it was open (or finished) already."""
         keys = [Keys.episode(spec.episode_id), Keys.OPEN]
@@ -84,6 +98,8 @@ class Ledger:
             job_id(spec.episode_id, 1),
             spec.model_dump_json(),
             spec.run_id,
+            spec.group_id or "",
+            spec.trainer_id or "",
         ]
         return bool(self._scripts.run("enqueue_episode", keys, args))
 
@@ -132,6 +148,10 @@ class Ledger:
             Keys.PERMITS,
             Keys.WAITERS,
             Keys.WAITERS_SEEN,
+            Keys.PLACES,
+            Keys.LIMITS,
+            Keys.CREATORS,
+            Keys.CREATORS_DUE,
         ]
         counters = {"tool_calls": sum(1 for step in receipt.operations if step.name == "terminal")}
         answer = self._scripts.run(
@@ -154,17 +174,35 @@ class Ledger:
             raise FarmError(f"{receipt.episode_id}: {receipt.outcome} needs every sandbox confirmed absent first")
 
     def receipt(self, episode_id: str) -> SettledReceipt | None:
-        """The episode's receipt with its allocations as they stand, or None while it has none."""
+        """The episode's receipt with its allocations as they stand, or None while it has none.
+
+        Raises FarmError for one that a newer version wrote.
+        """
         text = self._redis.get(Keys.receipt(episode_id))
         if text is None:
             return None
-        receipt = Receipt.model_validate_json(cast(str, text))
-        return SettledReceipt(receipt=receipt, allocations=tuple(self.allocations.get_all(receipt.allocations)))
+        receipt = read_receipt(cast(str, text))
+        rows = self.allocations.each(receipt.allocations)
+        return SettledReceipt(receipt=receipt, allocations=tuple(row for row in rows if row is not None))
 
-    def cancel(self, episode_id: str) -> None:
-        """Ask for an end: whoever runs the episode, or takes it, ends it as cancelled at the next look."""
-        if self._redis.exists(Keys.episode(episode_id)):
-            self._redis.hset(Keys.episode(episode_id), "cancel", "1")
+    def cancel(self, episode_id: str) -> EpisodeState | None:
+        """Ask for an end: whoever runs the episode, or takes it, ends it as cancelled at the next look.
+
+        The state in which it was found; None when there is no such episode.
+        """
+        state = self._scripts.run("cancel_episode", [Keys.episode(episode_id), Keys.wake(episode_id)], [])
+        return EpisodeState(state) if state else None
+
+    def end_queued(self, row: EpisodeRow, outcome: Outcome, detail: str) -> bool:
+        """Take a queued episode as a slot would and write its receipt: nothing of it was ever allocated.
+
+        False when it was not queued any more; whoever took it ends it.
+        """
+        lease = self.take(row.episode_id, row.attempt, f"ended-{secrets.token_hex(8)}", lease_seconds=30)
+        if lease is None:
+            return False
+        self.commit(unrun_receipt(row, outcome, detail, self.now()), lease.token)
+        return True
 
     def cancelled(self, episode_id: str) -> bool:
         """Whether somebody asked for the episode's end."""
@@ -209,9 +247,23 @@ class Ledger:
         episodes = self.open_episodes()
         pipeline = self._redis.pipeline(transaction=False)
         for episode in episodes:
-            pipeline.hmget(Keys.episode(episode), ["state", "job"])
-        pairs = zip(episodes, pipeline.execute(), strict=True)
-        return [OpenEpisode(episode, EpisodeState(state), job) for episode, (state, job) in pairs if state]
+            pipeline.hmget(Keys.episode(episode), ["state", "job", "run", "group", "trainer", "cancel"])
+        rows = []
+        for episode, (state, job, run, group, trainer, cancel) in zip(episodes, pipeline.execute(), strict=True):
+            if state:
+                known = OpenEpisode(
+                    episode, EpisodeState(state), job, run or "", group or "", trainer or "", bool(cancel)
+                )
+                rows.append(known)
+        return rows
+
+    def lost_trainers(self, trainers: Iterable[str]) -> frozenset[str]:
+        """Those of these trainers that have sent no heartbeat for trainer_lost_seconds."""
+        names = sorted(trainers)
+        pipeline = self._redis.pipeline(transaction=False)
+        for trainer in names:
+            pipeline.exists(Keys.trainer(trainer))
+        return frozenset(name for name, alive in zip(names, pipeline.execute(), strict=True) if not alive)
 
     def lease_ends(self) -> dict[str, float]:
         """When each leased episode's lease runs out, in unix seconds of Redis."""

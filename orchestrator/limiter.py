@@ -1,12 +1,13 @@
-"""Who may hold a sandbox and who may create one now, over all processes and hosts; atomic, in Redis time.
+"""Who may hold a sandbox, over all processes and hosts; atomic, in Redis time. Who may create one: creations.py.
 
 What always holds: an episode has at most one permit, and holds it until its sandboxes are confirmed absent; waiters
 block on a list of their own and are woken by the release that frees their place, so nobody polls hot; what is reserved
-for a batch is granted to nobody else.
+for a batch is granted to nobody else; lowering a limit takes nothing from an episode that runs.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,20 +17,15 @@ from typing import cast
 from redis import Redis
 
 from orchestrator.connection import BLOCK_SECONDS
-from orchestrator.errors import CapacityError, ConcurrencyLimited, EpisodeAborted, LeaseLost, RateLimited
+from orchestrator.creations import Creation, Defaults, report
+from orchestrator.errors import CapacityError, ConcurrencyLimited, EpisodeAborted, LeaseLost, RateLimited, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
-from orchestrator.vocabulary import Outcome
+from orchestrator.settings import HIGHEST_CONCURRENCY, HIGHEST_RATE
+from orchestrator.vocabulary import Outcome, Role
 
 _PATIENCE_MS = 3 * BLOCK_SECONDS * 1000
 """A waiter that has not asked for this long is taken out of the line: its process is gone."""
-
-_RATE_PAUSE_SECONDS = 1.0
-"""Shared pause after a rate 429 that named no Retry-After."""
-
-_CONCURRENCY_PAUSE_SECONDS = 1.0
-"""One caller's pause after a concurrency 429: the provider's count lags a deletion by about this much."""
-
 
 _STEP_BACK_SECONDS = 1.0
 """How long an episode without reservation keeps its slot from a reserved batch, so that it does not circle hot."""
@@ -41,6 +37,18 @@ class Admission(Enum):
     GRANTED = auto()
     STEP_BACK = auto()
     """Everything free is reserved for others: leave the slot to them and come back."""
+
+
+class Answer(Enum):
+    """What acquire_permit.lua returns."""
+
+    WAIT = 0
+    GRANTED = 1
+    STEP_BACK = 2
+    NEVER = 3
+    """The limit is below the batch's reservation."""
+    OVER = 4
+    """The episode has its receipt already."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +66,51 @@ class Capacity:
         return max(0, min(self.live_slots, self.concurrency_limit) - self.permits - self.reserved)
 
 
-class Limiter:
-    """The farm's limiter; defaults apply until `farm:limits` says otherwise."""
+@dataclass(frozen=True)
+class Reading:
+    """What the limiter knows; rates are creations a second, 0 for no limit of ours."""
 
-    def __init__(self, redis: Redis, *, concurrency_limit: int, creation_rate: float) -> None:
+    concurrency_configured: int
+    concurrency_effective: int
+    concurrency_set_live: bool
+    held: int
+    """Permits."""
+    sandboxes: int
+    """Episodes that have a sandbox or are creating one."""
+    waiting: int
+    """Episodes that wait for a permit."""
+    reserved: int
+    rate_configured: float
+    rate_effective: float
+    rate_set_live: bool
+    refused_rate: float
+    """The rate that the provider refused last; 0 for none."""
+    cooldown_seconds: float
+    verifiers_waiting_to_create: int
+    policies_waiting_to_create: int
+    creations: int
+    """Attempts let through so far."""
+    rate_limited: int
+    """429 answers of the rate kind so far."""
+    concurrency_limited: int
+    """429 answers of the concurrency kind so far."""
+
+
+class Limiter:
+    """The farm's limiter; defaults apply until others are set. A simulation gives it a clock, in ms."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        concurrency_limit: int,
+        creation_rate: float,
+        clock_ms: Callable[[], int] | None = None,
+    ) -> None:
         self._redis = redis
-        self._scripts = Scripts(redis)
+        self._scripts = Scripts(redis, clock_ms=clock_ms)
+        self._defaults = Defaults(concurrency_limit, creation_rate)
         self._concurrency = concurrency_limit
-        self._rate = creation_rate
 
     def admit(
         self,
@@ -82,6 +127,35 @@ class Limiter:
         """
         ends = time.monotonic() + wait_seconds
         stepped_back = False
+        try:
+            while True:
+                check()
+                answer = self.ask(episode_id, reservation_id=reservation_id)
+                if answer is Answer.GRANTED:
+                    return Admission.GRANTED
+                if answer is Answer.STEP_BACK:
+                    self.leave(episode_id)  # at once: whoever waits behind it has to be told too
+                    if stepped_back:
+                        return Admission.STEP_BACK
+                    stepped_back = True
+                    _sleep(_STEP_BACK_SECONDS, check)
+                    continue
+                if answer is Answer.NEVER:
+                    raise EpisodeAborted(
+                        Outcome.ADMISSION_TIMEOUT, "the concurrency limit fell below the batch's reservation"
+                    )
+                if answer is Answer.OVER:
+                    raise LeaseLost(f"{episode_id}: it has its receipt already")
+                left = ends - time.monotonic()
+                if left <= 0:
+                    raise EpisodeAborted(Outcome.ADMISSION_TIMEOUT, f"no permit within {wait_seconds:g} s of waiting")
+                self._redis.blpop([Keys.wake(episode_id)], timeout=min(max(left, 0.01), BLOCK_SECONDS))
+        except BaseException:
+            self.leave(episode_id)
+            raise
+
+    def ask(self, episode_id: str, *, reservation_id: str | None) -> Answer:
+        """Ask once for a permit: the step that `admit` repeats."""
         keys = [
             Keys.PERMITS,
             Keys.WAITERS,
@@ -92,68 +166,66 @@ class Limiter:
             Keys.wake(episode_id),
             Keys.episode(episode_id),
             Keys.RESERVING,
+            Keys.PLACES,
+            Keys.CREATORS,
+            Keys.CREATORS_DUE,
         ]
-        try:
-            while True:
-                check()
-                answer = self._scripts.run(
-                    "acquire_permit",
-                    keys,
-                    [episode_id, reservation_id or "", self._concurrency, _PATIENCE_MS, Keys.WAKE_PREFIX],
-                )
-                if answer == 1:
-                    return Admission.GRANTED
-                if answer == 2:
-                    self.leave(episode_id)  # at once: whoever waits behind it has to be told too
-                    if stepped_back:
-                        return Admission.STEP_BACK
-                    stepped_back = True
-                    _sleep(_STEP_BACK_SECONDS, check)
-                    continue
-                if answer == 3:
-                    raise EpisodeAborted(
-                        Outcome.ADMISSION_TIMEOUT, "the concurrency limit fell below the batch's reservation"
-                    )
-                if answer == 4:
-                    raise LeaseLost(f"{episode_id}: it has its receipt already")
-                left = ends - time.monotonic()
-                if left <= 0:
-                    raise EpisodeAborted(Outcome.ADMISSION_TIMEOUT, f"no permit within {wait_seconds:g} s of waiting")
-                self._redis.blpop([Keys.wake(episode_id)], timeout=min(max(left, 0.01), BLOCK_SECONDS))
-        except BaseException:
-            self.leave(episode_id)
-            raise
+        args: list[str | int | float] = [episode_id, reservation_id or "", self._concurrency, _PATIENCE_MS]
+        return Answer(self._scripts.run("acquire_permit", keys, [*args, Keys.WAKE_PREFIX]))
 
     def leave(self, episode_id: str) -> None:
         """Give up a place in line."""
         keys = [Keys.WAITERS, Keys.WAITERS_SEEN, Keys.wake(episode_id)]
         self._scripts.run("leave_line", keys, [episode_id, Keys.WAKE_PREFIX])
 
-    def wait_to_create(self, *, wait_seconds: float, check: Callable[[], None]) -> None:
-        """Book a place in the creation bucket and sleep until it has come.
+    def creation(self, episode_id: str, role: Role) -> Creation:
+        """A new sandbox's way through the line of those who create."""
+        return Creation(self._redis, self._scripts, self._defaults, episode_id, role)
 
-        Raises EpisodeAborted(deadline) when that lies beyond `wait_seconds`.
+    def note(self, error: RateLimited | ConcurrencyLimited) -> float:
+        """Remember a 429 that answered another call than a creation; seconds until the shared pause ends.
+
+        Only a creation can be one too many: without a header it is of the rate kind all the same.
         """
-        ends = time.monotonic() + wait_seconds
-        while True:
-            longest_ms = max(0, int((ends - time.monotonic()) * 1000))
-            wait_ms = self._scripts.run("take_creation", [Keys.LIMITS], [self._rate, longest_ms])
-            if wait_ms <= 0:
-                return
-            if wait_ms > longest_ms:
-                raise EpisodeAborted(Outcome.DEADLINE, f"the next creation is {wait_ms / 1000:.1f} s away")
-            _sleep(wait_ms / 1000, check)
-            if self._cooldown_ms() <= 0:  # else a 429 paused everybody: book again, or all come at its end together
-                return
-
-    def report(self, error: RateLimited | ConcurrencyLimited) -> float:
-        """Remember a 429 for everybody; returns the seconds this caller should wait before it tries again."""
         if isinstance(error, ConcurrencyLimited):
-            self._scripts.run("report_limited", [Keys.LIMITS, Keys.COUNTERS], ["concurrency", 0])
-            return _CONCURRENCY_PAUSE_SECONDS
-        pause = error.retry_after_seconds if error.retry_after_seconds is not None else _RATE_PAUSE_SECONDS
-        left = self._scripts.run("report_limited", [Keys.LIMITS, Keys.COUNTERS], ["rate", int(pause * 1000)])
-        return float(left) / 1000
+            error = RateLimited(str(error))
+        pause_ms, _ = report(self._scripts, self._defaults, error, None)
+        return pause_ms / 1000
+
+    def read(self) -> Reading:
+        """Everything the limiter knows, in one look."""
+        keys = [
+            Keys.LIMITS,
+            Keys.PERMITS,
+            Keys.WAITERS,
+            Keys.RESERVATIONS,
+            Keys.CREATORS,
+            Keys.PLACES,
+            Keys.COUNTERS,
+        ]
+        text = self._scripts.run("read_limits", keys, [self._concurrency, self._defaults.creation_rate])
+        return Reading(**json.loads(text))
+
+    def change(self, *, concurrency: int | None = None, rate: float | None = None, reset: bool = False) -> None:
+        """Set limits for every process at once, over their settings; `reset` first forgets what was set and learned.
+
+        A lowered limit lets running episodes finish, a raised one wakes who waits. Raises SettingsError for a value
+        that no setting could have.
+        """
+        if concurrency is not None and not 1 <= concurrency <= HIGHEST_CONCURRENCY:
+            raise SettingsError(f"a concurrency limit is 1 to {HIGHEST_CONCURRENCY}, got {concurrency}")
+        if rate is not None and not 0 <= rate <= HIGHEST_RATE:
+            raise SettingsError(f"a creation rate is 0 (no limit of ours) to {HIGHEST_RATE} a second, got {rate:g}")
+        self._scripts.run(
+            "change_limits",
+            [Keys.LIMITS, Keys.WAITERS, Keys.CREATORS],
+            [
+                "" if concurrency is None else concurrency,
+                "" if rate is None else rate,
+                int(reset),
+                Keys.WAKE_PREFIX,
+            ],
+        )
 
     def capacity(self) -> Capacity:
         """What could be admitted now."""
@@ -181,11 +253,6 @@ class Limiter:
             self._redis.lpush(Keys.wake(first), "1")
             self._redis.expire(Keys.wake(first), 60)
 
-    def _cooldown_ms(self) -> int:
-        until = self._redis.hget(Keys.LIMITS, "cooldown_until")
-        seconds, micros = self._redis.time()
-        return int(cast(str, until or "0")) - (seconds * 1000 + micros // 1000)
-
 
 def _never_fits(count: int, slots: int, limit: int) -> str:
     wants = []
@@ -193,7 +260,8 @@ def _never_fits(count: int, slots: int, limit: int) -> str:
         workers = -(-(count - slots) // 2)
         wants.append(f"{slots} slots are live: add {workers} worker{'s' if workers > 1 else ''} (two slots each)")
     if limit < count:
-        wants.append(f"the concurrency limit is {limit}: raise FARM_CONCURRENCY_LIMIT to {count}")
+        live = f"while the farm runs: rollout-farm limits --concurrency {count}"
+        wants.append(f"the concurrency limit is {limit}: raise FARM_CONCURRENCY_LIMIT to {count} ({live})")
     return f"a batch of {count} can never be live at once; " + "; ".join(wants) + "; or make the batch smaller"
 
 

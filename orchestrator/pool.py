@@ -18,6 +18,7 @@ from types import TracebackType
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
+from orchestrator.cancellation import Cancellation, Ending
 from orchestrator.connection import BLOCK_SECONDS, redis_border, require_answer
 from orchestrator.episodes import Episode
 from orchestrator.errors import CapacityError, FarmError
@@ -72,6 +73,7 @@ class Pool:
         self.redis, self.ledger = farm.redis, farm.ledger
         self._limiter, self._queue, self._presence = farm.limiter, farm.queue, farm.presence
         self._finished = Finished(self.redis, self.run_id)
+        self._cancellation = Cancellation(farm)
         self._episodes: dict[str, Episode] = {}
         self._stop = threading.Event()
         self._beginning = threading.Lock()
@@ -196,6 +198,18 @@ class Pool:
     def forget(self, episode: Episode) -> None:
         """Drop the handle on an episode that has ended: a pool that serves a long run would keep them all."""
         self._episodes.pop(episode.episode_id, None)
+
+    @redis_border
+    def cancel(self, *, group_id: str | None = None, wait_seconds: float = 120.0) -> Ending:
+        """End every open episode of this pool's run, or of one group of it, whoever submitted them.
+
+        Queued ones have their receipts when this returns; running ones are waited for, at most `wait_seconds`, until
+        their sandboxes are confirmed absent. What is `open` or `unsettled` in the answer was not done in that time.
+        """
+        rows = [row for row in self.ledger.open_rows() if row.run_id == self.run_id]
+        named = [row.episode_id for row in rows if group_id in (None, row.group_id)]
+        self._cancellation.ask(named[::-1])  # slots take the oldest first
+        return self._cancellation.wait(named, wait_seconds)
 
     def close(self) -> None:
         """Cancel this pool's open remote episodes and stop its heartbeat. Can be called again."""

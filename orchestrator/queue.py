@@ -76,6 +76,13 @@ class JobQueue:
         """How many jobs wait."""
         return int(self.rq.count)
 
+    def withdraw(self, job: str) -> bool:
+        """Take a job off the queue if it still waits there; a job that somebody has popped keeps its envelope."""
+        waited = bool(self.rq.remove(job))
+        if waited:
+            self._redis.delete(Job.key_for(job))
+        return waited
+
     def forget(self, job: str) -> None:
         """Take a job off the queue and drop its envelope."""
         self.rq.remove(job)

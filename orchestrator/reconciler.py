@@ -1,88 +1,42 @@
-"""Finishing what killed processes left behind: a pure plan, then its application, by one leader at a time.
+"""Finishing what killed processes left behind: one look, a pure plan (plan.py), then its application.
 
-What always holds: nothing is declared lost before its lease has run out and Redis has been up for one lease time; a
-lost episode is seized under a new token before anything of it is touched, so its old owner is refused from then on;
-what may still run keeps its permit and stays listed until its absence is confirmed or its longest life is over.
+What always holds: a lost episode is seized under a new token before anything of it is touched, so its old owner is
+refused from then on; the provider's list is read before the ledger, so a newborn is never taken for an orphan; what
+could not be settled stays listed by id until it is. Looking changes nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.allocations import RECONCILER_TOKEN, Allocations
-from orchestrator.errors import FarmError, LeaseLost, OutcomeUnknown, ProviderError
-from orchestrator.ledger import EpisodeRow, Ledger, OpenEpisode, unrun_receipt
-from orchestrator.provider import CreateRequest, Provider
+from orchestrator.allocations import RECONCILER_TOKEN
+from orchestrator.errors import FarmError, LeaseLost, ProviderError
+from orchestrator.ledger import EpisodeRow, Ledger, unrun_receipt
+from orchestrator.plan import Action, DeleteOrphan, End, Enqueue, Finish, Settle, Snapshot, plan
+from orchestrator.provider import Provider, SandboxRow
 from orchestrator.queue import JobQueue
 from orchestrator.records import Allocation
-from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome
+from orchestrator.settlement import Settlement
+from orchestrator.unresolved import Kind
+from orchestrator.vocabulary import EpisodeState, Outcome
 
 logger = logging.getLogger(__name__)
-
-_SUSPECT_SECONDS = 10.0
-"""A queued row whose job is neither waiting nor leased for this long: the worker that popped it is gone."""
 
 _LOST_JOBS = 5
 """How often a queued episode's job may be lost before the episode ends: its job kills whoever takes it."""
 
+_WATCH_SECONDS = 1.0
 
-@dataclass(frozen=True)
-class Enqueue:
-    """Put a queued episode's job (back) on the queue."""
-
-    episode_id: str
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Seize a running episode whose lease has run out, settle its sandboxes, write `worker_lost`."""
-
-    episode_id: str
-
-
-@dataclass(frozen=True)
-class Settle:
-    """Go on with a sandbox that its episode's receipt could not wait for."""
-
-    allocation_id: str
-
-
-Action = Enqueue | Finish | Settle
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What the plan is made of; times in seconds of Redis."""
-
-    now: float
-    settled_since: float
-    """Since when Redis has been up and looked at; leases that ran out while it was away are given one lease time."""
-    open: Iterable[OpenEpisode]
-    lease_ends: Mapping[str, float]
-    suspected_since: Mapping[str, float]
-    """Job id of a queued row -> since when it is neither waiting nor known to have been taken."""
-    unsettled: Iterable[Allocation]
-
-
-def plan(view: Snapshot, *, lease_seconds: float) -> list[Action]:
-    """Decide what has to be done now."""
-    actions: list[Action] = []
-    open_episodes = set()
-    trusted = view.now - view.settled_since >= lease_seconds
-    for row in view.open:
-        open_episodes.add(row.episode_id)
-        if row.state is EpisodeState.QUEUED:
-            if view.now - view.suspected_since.get(row.job_id, view.now) >= _SUSPECT_SECONDS:
-                actions.append(Enqueue(row.episode_id))
-        elif row.state is EpisodeState.RUNNING and trusted and view.lease_ends.get(row.episode_id, 0.0) < view.now:
-            actions.append(Finish(row.episode_id))
-    actions += [Settle(row.allocation_id) for row in view.unsettled if row.episode_id not in open_episodes]
-    return actions
+_DETAILS = {
+    Outcome.CANCELLED: "cancelled before it was taken",
+    Outcome.TRAINER_LOST: "its trainer sent no heartbeat any more before it was taken",
+}
 
 
 @dataclass
@@ -92,8 +46,19 @@ class Report:
     enqueued: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     settled: list[str] = field(default_factory=list)
-    unresolved: dict[str, str] = field(default_factory=dict)
-    """Allocation or episode id -> why it is still open."""
+    orphans: list[str] = field(default_factory=list)
+    """Sandboxes that were deleted because they were ours and nobody's."""
+    failures: dict[tuple[Kind, str], str] = field(default_factory=dict)
+
+    @property
+    def unresolved(self) -> dict[str, str]:
+        """Id of what is still open -> why."""
+        return {name: reason for (_, name), reason in self.failures.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """As `rollout-farm reconcile` prints it."""
+        done = {name: getattr(self, name) for name in ("enqueued", "finished", "settled", "orphans")}
+        return {**done, "unresolved": self.unresolved}
 
 
 class Reconciler:
@@ -108,16 +73,20 @@ class Reconciler:
         provider: Provider,
         lease_seconds: float,
         create_answer_seconds: float = 10.0,
+        sweep_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._ledger = ledger
         self._queue = queue
         self._provider = provider
+        self._settlement = Settlement(ledger, provider, create_answer_seconds=create_answer_seconds)
         self._lease_seconds = lease_seconds
+        self._sweep_seconds = sweep_seconds
         self._settled_since = ledger.now()
         self._suspected: dict[str, float] = {}
-        self._create_answer_seconds = create_answer_seconds
+        self._swept = float("-inf")
+        self._list_failure: str | None = None
         self._clock = clock
         self._looked = clock()
 
@@ -125,11 +94,43 @@ class Reconciler:
         """Redis was away: give every lease its full time again before anything is declared lost."""
         self._settled_since = self._ledger.now()
 
-    def look(self) -> Snapshot:
-        """Read the rows that a plan is made of."""
+    def watch(self, seconds: float) -> None:
+        """Look on for this long and do nothing: what a first round needs to have seen before it judges."""
+        ends = self._clock() + seconds
+        while (left := ends - self._clock()) > 0:
+            self._look(sandboxes=[])
+            time.sleep(min(left, _WATCH_SECONDS, self._lease_seconds / 4))
+
+    def look(self, *, sweep: bool = False) -> Snapshot:
+        """Read the rows that a plan is made of; the provider's list when a sweep for orphans is due, or at once."""
         now = self._ledger.now()
-        if self._clock() - self._looked > self._lease_seconds / 2:
-            self._settled_since = now  # an outage, ridden out by the client, looks like a long pause from here
+        due = sweep or now - self._swept >= self._sweep_seconds
+        self._note_pause(now)  # before the list: the provider's slowness is no outage of Redis
+        sandboxes = self._list(now) if due else []
+        self._looked = self._clock()
+        return self._look(sandboxes=sandboxes, now=now)
+
+    def run_once(self, *, leading: Callable[[], bool] = lambda: True) -> Report:
+        """Look, plan, apply; stops early when `leading`, asked before each action, says that another leads."""
+        report = Report()
+        actions = plan(self.look(), lease_seconds=self._lease_seconds)
+        for action in actions:
+            if not leading():
+                return report
+            try:
+                self._apply(action, report)
+            except (FarmError, ValidationError) as error:  # one unreadable row must not keep the others waiting
+                report.failures[_named(action)] = str(error)
+                logger.error("not done: %s: %s", action, error)
+            self._looked = self._clock()
+        if self._list_failure is not None:
+            report.failures[Kind.PROVIDER, "list"] = self._list_failure
+        self._ledger.unresolved.replace(report.failures, now=self._ledger.now())
+        return report
+
+    def _look(self, *, sandboxes: list[SandboxRow], now: float | None = None) -> Snapshot:
+        now = self._ledger.now() if now is None else now
+        self._note_pause(now)
         self._looked = self._clock()
         rows = self._ledger.open_rows()
         waiting = self._queue.waiting()
@@ -142,30 +143,48 @@ class Reconciler:
             lease_ends=self._ledger.lease_ends(),
             suspected_since=dict(self._suspected),
             unsettled=self._ledger.allocations.unsettled(),
+            lost_trainers=self._ledger.lost_trainers({row.trainer_id for row in rows if row.trainer_id}),
+            farm_tag=self._ledger.known_farm_tag(),
+            sandboxes=sandboxes,
+            kept_orphans=self._ledger.unresolved.orphans(),
         )
 
-    def run_once(self, *, leading: Callable[[], bool] = lambda: True) -> Report:
-        """Look, plan, apply; stops early when `leading`, asked before each action, says that another leads."""
-        report = Report()
-        for action in plan(self.look(), lease_seconds=self._lease_seconds):
-            if not leading():
-                break
-            try:
-                self._apply(action, report)
-            except (FarmError, ValidationError) as error:  # one unreadable row must not keep the others waiting
-                report.unresolved[str(action)] = str(error)
-                logger.error("not done: %s: %s", action, error)
-            self._looked = self._clock()
-        return report
+    def _note_pause(self, now: float) -> None:
+        if self._clock() - self._looked > self._lease_seconds / 2:
+            self._settled_since = now  # an outage, ridden out by the client, looks like a long pause from here
+
+    def _list(self, now: float) -> list[SandboxRow]:
+        """What the provider says carries our tag; nothing when it does not answer, which proves nothing."""
+        tag = self._ledger.known_farm_tag()
+        self._swept = now
+        try:
+            rows = self._provider.list({"farm": tag}) if tag is not None else []
+        except ProviderError as error:
+            logger.warning("sandboxes not listed: %s", error)
+            self._list_failure = str(error)
+            return []
+        self._list_failure = None
+        return rows
 
     def _apply(self, action: Action, report: Report) -> None:
         match action:
             case Enqueue(episode_id):
                 self._enqueue(episode_id, report)
+            case End(episode_id, outcome):
+                row = self._ledger.row(episode_id)
+                if row is not None and self._ledger.end_queued(row, outcome, _DETAILS[outcome]):
+                    self._queue.withdraw(row.job_id)
+                    report.finished.append(episode_id)
             case Finish(episode_id):
                 self._finish(episode_id, report)
             case Settle(allocation_id):
-                self._settle_later(allocation_id, report)
+                allocation = self._ledger.allocations.get(allocation_id)
+                if allocation is not None and not allocation.state.settled:
+                    self._settle(allocation, RECONCILER_TOKEN, report)
+            case DeleteOrphan(sandbox_id):
+                if self._settlement.delete_orphan(action):
+                    logger.warning("orphan deleted", extra={"sandbox": sandbox_id})
+                    report.orphans.append(sandbox_id)
 
     def _enqueue(self, episode_id: str, report: Report) -> None:
         row = self._ledger.row(episode_id)
@@ -180,12 +199,9 @@ class Reconciler:
         report.enqueued.append(episode_id)
 
     def _give_up(self, row: EpisodeRow, report: Report) -> None:
-        """Whoever takes this job dies of it: take it ourselves, as a slot would, and end it."""
-        lease = self._ledger.take(row.episode_id, row.attempt, self._name, lease_seconds=self._lease_seconds)
-        if lease is not None:
-            detail = f"its job was lost {_LOST_JOBS} times before anybody could begin it"
-            receipt = unrun_receipt(row, Outcome.WORKER_LOST, detail, self._ledger.now())
-            self._ledger.commit(receipt, lease.token)
+        """Whoever takes this job dies of it: end it ourselves."""
+        detail = f"its job was lost {_LOST_JOBS} times before anybody could begin it"
+        if self._ledger.end_queued(row, Outcome.WORKER_LOST, detail):
             report.finished.append(row.episode_id)
 
     def _finish(self, episode_id: str, report: Report) -> None:
@@ -194,88 +210,34 @@ class Reconciler:
         if token is None or row is None:
             return
         allocations = self._ledger.allocation_ids(episode_id)
-        for allocation_id in allocations:
-            allocation = self._ledger.allocations.get(allocation_id)
+        for allocation in self._ledger.allocations.each(allocations):
             if allocation is not None and not allocation.state.settled:
                 self._settle(allocation, token, report)
-        detail = "the process that ran it is gone: its lease ran out"
-        receipt = unrun_receipt(row, Outcome.WORKER_LOST, detail, self._ledger.now(), allocations)
+        outcome, detail = Outcome.WORKER_LOST, "the process that ran it is gone: its lease ran out"
+        if self._ledger.cancelled(episode_id):
+            outcome, detail = Outcome.CANCELLED, f"cancelled; {detail}"
+        receipt = unrun_receipt(row, outcome, detail, self._ledger.now(), allocations)
         try:
             self._ledger.commit(receipt, token)
         except LeaseLost as error:
-            report.unresolved[episode_id] = str(error)
+            report.failures[Kind.EPISODE, episode_id] = str(error)
         else:
             report.finished.append(episode_id)
 
-    def _settle_later(self, allocation_id: str, report: Report) -> None:
-        allocation = self._ledger.allocations.get(allocation_id)
-        if allocation is not None and not allocation.state.settled:
-            self._settle(allocation, RECONCILER_TOKEN, report)
-
     def _settle(self, row: Allocation, token: str, report: Report) -> None:
-        """Delete and confirm one sandbox, or keep it listed with the reason."""
-        try:
-            sandbox_id = row.sandbox_id or self._name_unknown(row, token)
-            if sandbox_id is not None:
-                self._delete(row, sandbox_id, token)
-            current = self._ledger.allocations.get(row.allocation_id)
-            if current is not None and current.state.settled:
-                report.settled.append(row.allocation_id)
-            else:
-                report.unresolved[row.allocation_id] = "its creation cannot be settled yet"
-        except FarmError as error:
-            report.unresolved[row.allocation_id] = str(error)
-            logger.warning("not settled", extra={"allocation": row.allocation_id, "error": str(error)})
+        reason = self._settlement.settle(row, token)
+        if reason is None:
+            report.settled.append(row.allocation_id)
+        else:
+            report.failures[Kind.ALLOCATION, row.allocation_id] = reason
 
-    def _delete(self, row: Allocation, sandbox_id: str, token: str) -> None:
-        """Delete, confirm, price at what the provider says of its size; raises what stood in the way."""
-        ledger: Allocations = self._ledger.allocations
-        try:
-            seen = self._provider.describe(sandbox_id) if row.vcpus is None else None
-            if seen is not None:
-                row = ledger.sized(row, vcpus=seen.vcpus, memory_mb=seen.memory_mb)
-            self._provider.delete(sandbox_id)
-            if self._provider.describe(sandbox_id) is not None:
-                raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")
-        except ProviderError as error:
-            if row.state is AllocationState.CREATED:
-                ledger.unresolved(row, token, str(error))
-            raise
-        now = self._ledger.now()
-        began = row.created_at
-        if began is None:  # its answer was lost: the provider knows since when it ran
-            began = max(row.intended_at, seen.started_at) if seen is not None else now
-        ledger.absent(row, token, running_ms=max(0, int((now - began) * 1000)))
 
-    def _name_unknown(self, row: Allocation, token: str) -> str | None:
-        """The sandbox of a creation whose answer was lost: repeat the stored create under its own key."""
-        ledger: Allocations = self._ledger.allocations
-        request = ledger.request(row.allocation_id)
-        if request is None:
-            raise FarmError(f"{row.allocation_id}: its create request is missing")
-        try:
-            sandbox_id = self._provider.create(request).sandbox_id
-        except ProviderError as error:
-            logger.info("creation not repeated: %s", error, extra={"allocation": row.allocation_id})
-            found = self._find(request)
-            if found is None:
-                life = self._create_answer_seconds + request.lifetime_seconds
-                if row.unknown_at is None or token != RECONCILER_TOKEN or isinstance(error, OutcomeUnknown):
-                    # it may have been sent until just now, by its owner or by ourselves
-                    ledger.unknown(row, token, str(error))
-                elif self._ledger.now() > row.unknown_at + life:
-                    ledger.expired(row, token, f"never named; its longest life is over ({error})")
-                return None
-            sandbox_id = found
-        ledger.created(row, sandbox_id, token, creating_ms=0)
-        return sandbox_id
-
-    def _find(self, request: CreateRequest) -> str | None:
-        """The sandbox that carries the allocation's own tags; that there is none proves nothing."""
-        wanted = {"allocation": request.allocation_id, "farm": request.metadata.get("farm", "")}
-        try:
-            rows = self._provider.list(wanted)
-        except ProviderError as error:
-            logger.info("not listed: %s", error, extra={"allocation": request.allocation_id})
-            return None
-        return next((row.sandbox_id for row in rows if wanted.items() <= row.metadata.items()), None)
+def _named(action: Action) -> tuple[Kind, str]:
+    """What an action is about."""
+    match action:
+        case Settle(allocation_id):
+            return Kind.ALLOCATION, allocation_id
+        case DeleteOrphan(sandbox_id):
+            return Kind.SANDBOX, sandbox_id
+        case Enqueue(episode_id) | End(episode_id) | Finish(episode_id):
+            return Kind.EPISODE, episode_id

@@ -13,14 +13,10 @@ from collections.abc import Callable
 from redis import Redis
 from redis.exceptions import RedisError
 
-from orchestrator.keys import Keys
+from orchestrator.leadership import Leadership
 from orchestrator.reconciler import Reconciler, Report
-from orchestrator.scripts import Scripts
 
 logger = logging.getLogger(__name__)
-
-_LEAD_MS = 10_000
-"""How long a leader that stopped renewing keeps others waiting."""
 
 
 def run_rounds(
@@ -33,16 +29,15 @@ def run_rounds(
     on_report: Callable[[Report], None],
 ) -> None:
     """Reconcile every `every_seconds` while this process leads, until `stop` is set."""
-    scripts = Scripts(redis)
-    mine: list[str | int | float] = [name, _LEAD_MS]
+    leadership = Leadership(redis, name)
     away = False
     while not stop.is_set():
         try:
-            if scripts.run("lead", [Keys.RECONCILER], mine):
+            if leadership.take():
                 if away:
                     reconciler.interrupted()
                     away = False
-                on_report(reconciler.run_once(leading=lambda: bool(scripts.run("lead", [Keys.RECONCILER], mine))))
+                on_report(reconciler.run_once(leading=leadership.take))
             else:
                 away = True  # whatever time passed while another led, it was not ours to judge leases by
         except RedisError as error:
@@ -52,7 +47,6 @@ def run_rounds(
             logger.exception("round failed; another follows")
         stop.wait(every_seconds)
     try:
-        if redis.get(Keys.RECONCILER) == name:
-            redis.delete(Keys.RECONCILER)
+        leadership.give_back()
     except RedisError as error:
         logger.warning("leadership not given back: %s", error)

@@ -15,6 +15,10 @@ from pydantic_settings import SettingsError as UnreadableSettings
 
 from orchestrator.errors import SettingsError
 
+HIGHEST_CONCURRENCY = 100_000
+HIGHEST_RATE = 10_000
+"""Bounds of both limits, far beyond any plan: a larger number is a slip."""
+
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
@@ -59,9 +63,9 @@ class Settings(BaseSettings):
     template: Annotated[str, Field(min_length=1, max_length=100)] = "base"
     queue: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")] = "episodes"
 
-    concurrency_limit: Annotated[int, Field(ge=1, le=100_000)] = 20
+    concurrency_limit: Annotated[int, Field(ge=1, le=HIGHEST_CONCURRENCY)] = 20
     """Running sandboxes, project-wide."""
-    creation_rate: Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)] = 0
+    creation_rate: Annotated[float, Field(ge=0, le=HIGHEST_RATE, allow_inf_nan=False)] = 0
     """Creations a second, project-wide; 0 means no limit of ours."""
     plan: Literal["hobby", "pro"] | None = None
     """Preset of concurrency_limit and creation_rate for the E2B cloud; explicit values win."""
@@ -97,7 +101,7 @@ class Settings(BaseSettings):
 
     def limits(self) -> tuple[int, float]:
         """Configured (concurrency, creation rate): the plan's preset where no explicit value was given."""
-        preset = _PLANS[self.plan] if self.plan else (self.concurrency_limit, self.creation_rate)
+        preset = PLANS[self.plan] if self.plan else (self.concurrency_limit, self.creation_rate)
         given = self.model_fields_set
         return (
             self.concurrency_limit if "concurrency_limit" in given else preset[0],
@@ -105,7 +109,7 @@ class Settings(BaseSettings):
         )
 
 
-_PLANS = {"hobby": (20, 1.0), "pro": (100, 5.0)}
+PLANS = {"hobby": (20, 1.0), "pro": (100, 5.0)}
 """E2B's public plan limits: concurrent sandboxes, creations a second."""
 
 

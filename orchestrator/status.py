@@ -8,11 +8,13 @@ from typing import Any, cast
 from redis import Redis
 
 from orchestrator.keys import Keys
+from orchestrator.leadership import leader
 from orchestrator.ledger import Ledger
 from orchestrator.limiter import Capacity, Limiter
 from orchestrator.presence import Presence, WorkerRow
 from orchestrator.queue import JobQueue
 from orchestrator.records import Allocation
+from orchestrator.unresolved import ORPHANS_DELETED, Item
 from orchestrator.vocabulary import AllocationState
 
 _COUNTED = "episodes:"
@@ -29,6 +31,11 @@ class Status:
     running_episodes: int
     outcomes: dict[str, int]
     unresolved: tuple[Allocation, ...]
+    not_settled: tuple[Item, ...] = ()
+    """What the reconcilers could not do, besides those sandboxes: orphans, rows, a provider that does not answer."""
+    leader: str | None = None
+    """The reconciler that leads; None when nobody does, and killed workers' episodes stay open."""
+    orphans_deleted: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -41,6 +48,9 @@ class Status:
             "running_episodes": self.running_episodes,
             "outcomes": self.outcomes,
             "unresolved": [row.model_dump(mode="json") for row in self.unresolved],
+            "not_settled": [item.as_json() for item in self.not_settled],
+            "leader": self.leader,
+            "orphans_deleted": self.orphans_deleted,
         }
 
 
@@ -48,6 +58,8 @@ def read_status(redis: Redis, ledger: Ledger, limiter: Limiter, presence: Presen
     """Read the farm once."""
     counters = cast("dict[str, str]", redis.hgetall(Keys.COUNTERS))
     stuck = (AllocationState.UNRESOLVED, AllocationState.UNKNOWN)
+    unresolved = tuple(row for row in ledger.allocations.unsettled() if row.state in stuck)
+    shown = {row.allocation_id for row in unresolved}
     return Status(
         capacity=limiter.capacity(),
         workers=tuple(presence.workers()),
@@ -59,5 +71,8 @@ def read_status(redis: Redis, ledger: Ledger, limiter: Limiter, presence: Presen
             for name, count in sorted(counters.items())
             if name.startswith(_COUNTED)
         },
-        unresolved=tuple(row for row in ledger.allocations.unsettled() if row.state in stuck),
+        unresolved=unresolved,
+        not_settled=tuple(item for item in ledger.unresolved.items() if item.id not in shown),
+        leader=leader(redis),
+        orphans_deleted=int(counters.get(ORPHANS_DELETED, 0)),
     )

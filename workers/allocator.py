@@ -45,6 +45,12 @@ _DELETE_ATTEMPTS = 4
 
 _CONFIRM_WAIT_SECONDS = 0.2
 
+_REFUSED_CALLS = 3
+"""How often a 429 to a call that creates nothing is waited out."""
+
+_REFUSED_CALL_SECONDS = 5.0
+"""The longest such wait: the sandbox lives and costs meanwhile."""
+
 T = TypeVar("T")
 
 
@@ -97,20 +103,23 @@ class Allocator:
         self._allocations.intend(self._episode_id, role, request, self._token)
         self.intended.append(request.allocation_id)
         row = _intended(self._episode_id, role, request.allocation_id)
+        creation = self._limiter.creation(self._episode_id, role)
         unknown, refused_since = 0, float("inf")
+        pause, detail = 0.0, ""
         for attempt in range(1, _CREATE_ATTEMPTS + 1):
             try:
+                self._rest(pause)
                 self._check()
-                self._limiter.wait_to_create(wait_seconds=max(0.0, ends - time.monotonic()), check=self._check)
+                creation.wait(wait_seconds=max(0.0, ends - time.monotonic()), check=self._check)
             except EpisodeAborted as error:
-                if not unknown:
-                    self._allocations.refused(row, self._token, f"nothing was sent: {error.detail}")
-                raise
+                cause = f"{error.detail}; the last attempt: {detail}" if detail else error.detail
+                self._give_up(row, f"nothing was created: {cause}", unknown=unknown)
+                raise EpisodeAborted(error.outcome, cause) from error
             sent = time.monotonic()
             try:
                 sandbox_id, opened = send(request)
             except (RateLimited, ConcurrencyLimited) as error:
-                pause, kind, detail = self._limiter.report(error), Outcome.DEADLINE, str(error)
+                pause, kind, detail = creation.refused(error), Outcome.DEADLINE, str(error)
             except NothingSent as error:
                 refused_since = min(refused_since, sent)
                 if sent - refused_since > _REFUSED_SECONDS:
@@ -123,22 +132,25 @@ class Allocator:
                     raise EpisodeAborted(Outcome.TRANSPORT, f"creation of {request.allocation_id}: {error}") from error
                 pause, kind, detail = 0.5 * unknown, Outcome.TRANSPORT, str(error)
             except ProviderError as error:
-                if not unknown:
-                    self._allocations.refused(row, self._token, str(error))
+                self._give_up(row, str(error), unknown=unknown)
                 raise
             else:
-                owned = Owned(row, sandbox_id, sent)
-                self.owned.append(owned)
-                self._allocations.created(
-                    row, sandbox_id, self._token, creating_ms=int((time.monotonic() - sent) * 1000)
-                )
-                return owned, opened
+                return self._own(row, sandbox_id, sent), opened
             if attempt == _CREATE_ATTEMPTS or time.monotonic() + pause > ends:
-                if not unknown:
-                    self._allocations.refused(row, self._token, detail)
+                self._give_up(row, detail, unknown=unknown)
                 raise EpisodeAborted(kind, f"no sandbox could be created: {detail}")
-            self._rest(pause)
         raise AssertionError("unreachable: the last attempt raises")
+
+    def _own(self, row: Allocation, sandbox_id: str, sent: float) -> Owned:
+        owned = Owned(row, sandbox_id, sent)
+        self.owned.append(owned)
+        self._allocations.created(row, sandbox_id, self._token, creating_ms=int((time.monotonic() - sent) * 1000))
+        return owned
+
+    def _give_up(self, row: Allocation, detail: str, *, unknown: int) -> None:
+        """Note that nothing came of it; after an unknown answer something may have, and the reconciler finds out."""
+        if not unknown:
+            self._allocations.refused(row, self._token, detail)
 
     def _rest(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -165,7 +177,7 @@ class Allocator:
 
     def note_size(self, owned: Owned) -> bool:
         """Write down the sandbox's real size, which is what it costs; False when it does not exist any more."""
-        seen = self._provider.describe(owned.sandbox_id)
+        seen = self.patiently(lambda: self._provider.describe(owned.sandbox_id))
         if seen is not None:
             owned.row = self._allocations.sized(owned.row, vcpus=seen.vcpus, memory_mb=seen.memory_mb)
         return seen is not None
@@ -185,12 +197,21 @@ class Allocator:
                         "abandoned sandbox not deleted", extra={"sandbox": owned.sandbox_id, "error": str(error)}
                     )
 
+    def patiently(self, call: Callable[[], T]) -> T:
+        """Make a call that creates nothing; a 429 did nothing, is told to the limiter, waited out and asked again."""
+        for _ in range(_REFUSED_CALLS):
+            try:
+                return call()
+            except (RateLimited, ConcurrencyLimited) as error:
+                time.sleep(min(self._limiter.note(error), _REFUSED_CALL_SECONDS))
+        return call()
+
     def delete(self, sandbox_id: str) -> None:
         """Delete until the provider confirms the absence; raises the last ProviderError."""
         for attempt in retrying(ProviderError, attempts=_DELETE_ATTEMPTS, first_wait_seconds=_CONFIRM_WAIT_SECONDS):
             with attempt:
-                self._provider.delete(sandbox_id)
-                if self._provider.describe(sandbox_id) is not None:
+                self.patiently(lambda: self._provider.delete(sandbox_id))
+                if self.patiently(lambda: self._provider.describe(sandbox_id)) is not None:
                     raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")
 
 

@@ -186,7 +186,8 @@ class Executor:
         self._parts.check()
 
     def _attach(self, owned: Owned, lifetime_seconds: int) -> Sandbox:
-        sandbox = self._parts.provider.attach(owned.sandbox_id, lifetime_seconds=lifetime_seconds)
+        attach = self._parts.provider.attach
+        sandbox = self._parts.allocator.patiently(lambda: attach(owned.sandbox_id, lifetime_seconds=lifetime_seconds))
         sandbox.probe()
         self._note_size(owned)
         return sandbox

@@ -172,7 +172,9 @@ class _Run:
             with timeline.timed(Phase.ADMISSION):
                 admission = self._admit(keeper)
         except EpisodeAborted as error:
-            return executor.abort(error)
+            if not _closing or self._ledger.cancelled(self._spec.episode_id):
+                return executor.abort(error)
+            admission = Admission.STEP_BACK  # it has begun nothing: another worker can do it
         if admission is Admission.STEP_BACK:
             self._step_back(lease)
             return None
@@ -190,24 +192,27 @@ class _Run:
             self._spec.episode_id,
             reservation_id=reservation,
             wait_seconds=wait,
-            check=lambda: self._check(keeper),
+            check=lambda: self._check(keeper, now=True),  # asked at a wake only, and a cancellation wakes it
         )
 
     def _step_back(self, lease: Lease) -> None:
-        """Leave the slot to a reserved batch: back to the end of the queue, as the next attempt's job."""
+        """Leave the slot to a reserved batch, or with the worker: to the queue's end, as the next attempt's job."""
         if not self._ledger.defer(lease):
             raise LeaseLost(f"{lease.episode_id}: not ours to give back")
         self._queue.enqueue(self._spec, lease.attempt + 1)
 
-    def _check(self, keeper: LeaseKeeper) -> None:
-        """Raise when this episode has to end: lease lost, worker closing, trainer gone, cancelled."""
+    def _check(self, keeper: LeaseKeeper, *, now: bool = False) -> None:
+        """Raise when this episode has to end: lease lost, worker closing, trainer gone, cancelled.
+
+        The last two are looked up at most once a second, unless it has to be `now`.
+        """
         keeper.check()
         if _closing:
             raise EpisodeAborted(Outcome.CANCELLED, "its worker was told to stop and its drain time is over")
-        now = time.monotonic()
-        if now - self._looked < 1.0:
+        looked = time.monotonic()
+        if looked - self._looked < 1.0 and not now:
             return
-        self._looked = now
+        self._looked = looked
         trainer = self._spec.trainer_id
         if trainer is not None and not self._presence.trainer_alive(trainer):
             raise EpisodeAborted(Outcome.TRAINER_LOST, f"trainer {trainer} has sent no heartbeat")

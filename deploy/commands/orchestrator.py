@@ -9,6 +9,8 @@ import typer
 from deploy.commands.examples import examples
 
 if TYPE_CHECKING:
+    from redis import Redis
+
     from orchestrator.reconciler import Reconciler, Report
     from orchestrator.settings import Settings
 
@@ -26,7 +28,6 @@ def orchestrator() -> None:
     import threading
 
     from deploy.commands.resolve import connected_settings, provider_of, start_logging
-    from orchestrator.farm import open_farm
     from orchestrator.rounds import run_rounds
     from workers.preflight import require_accepted_key
 
@@ -36,17 +37,18 @@ def orchestrator() -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    name, reconciler = _reconciler(settings)
+    name, redis, reconciler = _reconciler(settings)
     logger = logging.getLogger(__name__)
 
     def log(report: Report) -> None:
-        if report.enqueued or report.finished or report.settled:
-            logger.warning("enqueued %s, finished %s, settled %s", report.enqueued, report.finished, report.settled)
+        if report.enqueued or report.finished or report.settled or report.orphans:
+            done = (report.enqueued, report.finished, report.settled, report.orphans)
+            logger.warning("enqueued %s, finished %s, settled %s, orphans deleted %s", *done)
         for item, reason in report.unresolved.items():
             logger.error("unresolved %s: %s", item, reason)
 
     run_rounds(
-        open_farm(settings, patient=False).redis,
+        redis,
         reconciler,
         name,
         every_seconds=settings.reconcile_seconds,
@@ -61,27 +63,38 @@ def reconcile(
 ) -> None:
     """Reconcile once and print what was done, or with --dry-run what would be.
 
-    Leases that ran out less than one lease time ago are given that time first.
+    Watches the farm for one lease time first (FARM_LEASE_LOST_SECONDS, 12 s): a worker that is only slow is not lost.
+    Where an orchestrator leads already, there is nothing to do by hand, and this says so.
     """
     import json
-    import time
     from dataclasses import asdict
 
     from deploy.commands.resolve import connected_settings, start_logging
-    from orchestrator.reconciler import plan
+    from orchestrator.errors import FarmError
+    from orchestrator.leadership import Leadership, leader
+    from orchestrator.plan import plan
 
     settings = connected_settings()
     start_logging(settings)
-    _, reconciler = _reconciler(settings)
-    time.sleep(settings.lease_lost_seconds)
+    name, redis, reconciler = _reconciler(settings)
+    reconciler.watch(settings.lease_lost_seconds)
     if dry_run:
-        actions = plan(reconciler.look(), lease_seconds=settings.lease_lost_seconds)
+        actions = plan(reconciler.look(sweep=True), lease_seconds=settings.lease_lost_seconds)
         typer.echo(json.dumps([{"action": type(action).__name__.lower(), **asdict(action)} for action in actions]))
-    else:
-        typer.echo(json.dumps(asdict(reconciler.run_once())))
+        return
+    leadership = Leadership(redis, name)
+    if not leadership.take():
+        raise FarmError(
+            f"{leader(redis)} leads and reconciles by itself; see what it could not settle: rollout-farm status"
+        )
+    try:
+        report = reconciler.run_once(leading=leadership.take)
+    finally:
+        leadership.give_back()
+    typer.echo(json.dumps(report.as_json()))
 
 
-def _reconciler(settings: Settings) -> tuple[str, Reconciler]:
+def _reconciler(settings: Settings) -> tuple[str, Redis, Reconciler]:
     import secrets
 
     from deploy.commands.resolve import provider_of
@@ -90,11 +103,15 @@ def _reconciler(settings: Settings) -> tuple[str, Reconciler]:
 
     farm = open_farm(settings, patient=False)  # a round that fails is followed by another
     name = f"orchestrator-{secrets.token_hex(4)}"
-    return name, Reconciler(
+    return (
         name,
-        ledger=farm.ledger,
-        queue=farm.queue,
-        provider=provider_of(settings),
-        lease_seconds=settings.lease_lost_seconds,
-        create_answer_seconds=2 * settings.budgets.create_request_seconds,
+        farm.redis,
+        Reconciler(
+            name,
+            ledger=farm.ledger,
+            queue=farm.queue,
+            provider=provider_of(settings),
+            lease_seconds=settings.lease_lost_seconds,
+            create_answer_seconds=2 * settings.budgets.create_request_seconds,
+        ),
     )

@@ -6,18 +6,20 @@ from typing import Annotated
 
 import typer
 
+from deploy.commands import sandboxes_faults
 from deploy.commands.examples import examples
 
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Run the local E2B-compatible sandbox service.")
+    group = typer.Typer(no_args_is_help=True, help="Run the local E2B-compatible sandbox service, or let it fail.")
     group.command(
         epilog=examples(
             "rollout-farm sandboxes serve",
             "E2B_API_KEY=my-own-key rollout-farm sandboxes serve --port 3000",
         )
     )(serve)
+    sandboxes_faults.register(group)
     app.add_typer(group, name="sandboxes", epilog=examples("rollout-farm sandboxes serve --port 3000"))
 
 

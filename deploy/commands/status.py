@@ -21,7 +21,7 @@ def status(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show workers, slots, limits, queue, outcomes, and sandboxes whose clean-up is unresolved."""
+    """Show workers, slots, limits, queue, outcomes, who reconciles, and by id what could not be settled yet."""
     import json
 
     from deploy.commands.resolve import connected_settings
@@ -38,6 +38,7 @@ def status(
 
 
 def _text(reading: Status) -> str:
+    from deploy.moments import show_moment
     from deploy.terminal import safe
 
     capacity = reading.capacity
@@ -49,11 +50,21 @@ def _text(reading: Status) -> str:
         f"{reading.running_episodes} running",
         "outcomes    " + (", ".join(f"{name} {count}" for name, count in reading.outcomes.items()) or "none yet"),
     ]
+    orphans = f"; orphans deleted so far: {reading.orphans_deleted}" if reading.orphans_deleted else ""
+    lines.append(f"reconciler  {reading.leader or 'NONE'}{orphans}")
     lines += [f"worker      {row.worker_id} on {row.host}, pid {row.pid}, {row.state}" for row in reading.workers]
     lines += [
         f"UNRESOLVED  {row.allocation_id}: sandbox {row.sandbox_id or 'not named'}, {row.state}: {row.detail or ''}"
         for row in reading.unresolved
     ]
+    lines += [
+        f"UNRESOLVED  {item.kind} {item.id}, since {show_moment(item.since)}: {item.reason}"
+        for item in reading.not_settled
+    ]
+    if reading.leader is None:
+        lines.append(
+            "nobody leads the reconcilers, what killed workers leave stays: start one with rollout-farm orchestrator"
+        )
     if not reading.workers:
         lines.append("no worker is alive: start some with rollout-farm worker, or rollout-farm up")
     return "\n".join(safe(line, multiline=False) for line in lines)

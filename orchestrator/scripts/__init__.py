@@ -1,8 +1,15 @@
-"""The atomic operations: one .lua file each, named by its verb, its header saying KEYS, ARGV and what it returns."""
+"""The atomic operations: one .lua file each, named by its verb, its header saying KEYS, ARGV and what it returns.
+
+A file whose name begins with an underscore is no operation: a script whose header says `Needs: <name>` is sent with
+`_<name>.lua` before it, and before that `now_ms`, the one place where such a script asks for the time. It is Redis's;
+a simulation gives a clock of its own instead, so that the very same scripts can be run through hours in seconds.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -10,16 +17,31 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import NoScriptError
 
+_REDIS_TIME = """local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+"""
+
+_GIVEN_TIME = "local function now_ms() return tonumber(ARGV[#ARGV]) end\n"
+"""The clock of a simulation travels as one more argument, the last."""
+
 
 class Scripts:
-    """Calls scripts by name on one connection; a server that has forgotten one (restart) is taught it again."""
+    """Calls scripts by name on one connection; a server that has forgotten one (restart) is taught it again.
 
-    def __init__(self, redis: Redis) -> None:
+    `clock_ms` is for simulations: scripts that need `now_ms` see its time, the others Redis's.
+    """
+
+    def __init__(self, redis: Redis, *, clock_ms: Callable[[], int] | None = None) -> None:
         self._redis = redis
+        self._clock_ms = clock_ms
 
     def run(self, name: str, keys: list[str], args: list[str | int | float]) -> Any:
         """Run one script; its header says what it takes and returns."""
-        text, sha = _source(name)
+        text, sha, timed = _source(name, given_time=self._clock_ms is not None)
+        if timed and self._clock_ms is not None:
+            args = [*args, self._clock_ms()]
         try:
             return self._redis.evalsha(sha, len(keys), *keys, *args)
         except NoScriptError:
@@ -32,7 +54,7 @@ class Scripts:
 
         The server runs the script as soon as the list gives something or the time is over, without asking us again.
         """
-        text, sha = _source(name)
+        text, sha, _ = _source(name, given_time=False)
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.blpop([inbox], timeout=timeout_seconds)
         pipeline.evalsha(sha, len(keys), *keys, *args)
@@ -49,11 +71,19 @@ class Scripts:
 def preload() -> None:
     """Read every script into this process: worth it before a fork, each child would read them anew."""
     for path in files(__package__).iterdir():
-        if path.name.endswith(".lua"):
-            _source(path.name.removesuffix(".lua"))
+        if path.name.endswith(".lua") and not path.name.startswith("_"):
+            _source(path.name.removesuffix(".lua"), given_time=False)
 
 
 @cache
-def _source(name: str) -> tuple[str, str]:
-    text = files(__package__).joinpath(f"{name}.lua").read_text(encoding="utf-8")
-    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+def _source(name: str, *, given_time: bool) -> tuple[str, str, bool]:
+    """What is sent, its hash, and whether it asks `now_ms` for the time."""
+    text = _read(name)
+    needed = re.findall(r"^--.*\bNeeds: (\w+)", text, re.MULTILINE)
+    if needed:
+        text = "".join((_GIVEN_TIME if given_time else _REDIS_TIME, *(_read(f"_{part}") for part in needed), text))
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), bool(needed)
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath(f"{name}.lua").read_text(encoding="utf-8")

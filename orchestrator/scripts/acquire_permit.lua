@@ -1,15 +1,21 @@
 -- Grants an episode the leave to hold one running sandbox: first come, first served; reservations before others.
+-- Needs: limits.
 -- KEYS: 1 permits, 2 waiters, 3 waiters seen, 4 limits, 5 reservations, 6 slots, 7 wake list of this episode,
---       8 episode row, 9 whose turn it is to reserve
+--       8 episode row, 9 whose turn it is to reserve, 10 places at the provider, 11 line of creators, 12 when they ask
 -- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 waiter patience ms, 5 wake key prefix
 -- Returns: 1 granted, 0 wait (in line), 2 step back: all that is free is reserved for others,
 --          3 the reservation can no longer be met (the limit fell below it), 4 the episode has its receipt already
 -- a permit given after the receipt would never be freed: a process that was stopped for long may still ask
 if redis.call('HGET', KEYS[8], 'state') == 'final' then return 4 end
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local limit = tonumber(redis.call('HGET', KEYS[4], 'concurrency') or ARGV[3])
+local now = now_ms()
+local row = redis.call('HMGET', KEYS[4], 'concurrency', 'effective')
+local limit = math.min(tonumber(row[1] or ARGV[3]), tonumber(row[2] or row[1] or ARGV[3]))
+if row[2] and redis.call('ZCARD', KEYS[10]) >= limit and redis.call('ZCARD', KEYS[1]) >= limit then
+  local raised = probe_concurrency(KEYS[4], read_hash(KEYS[4]), ARGV[3], now)
+  if raised > limit then wake_creator(KEYS[11], KEYS[12], ARGV[5], now) end  -- who holds a permit already goes first
+  limit = raised
+end
 local reserved = 0
 local mine
 local rows = redis.call('HGETALL', KEYS[5])
@@ -23,15 +29,14 @@ for i = 1, #rows, 2 do
   end
 end
 local free = limit - redis.call('ZCARD', KEYS[1])
+local queue = redis.call('EXISTS', KEYS[2]) == 1
 local function wake_first()
   local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
-  if first and first ~= ARGV[1] then
-    redis.call('LPUSH', ARGV[5] .. first, '1')
-    redis.call('EXPIRE', ARGV[5] .. first, 60)
-  end
+  if first and first ~= ARGV[1] then push_wake(ARGV[5], first) end
 end
 local function grant()
   redis.call('ZADD', KEYS[1], now, ARGV[1])
+  if not queue then return 1 end
   redis.call('ZREM', KEYS[2], ARGV[1])
   redis.call('ZREM', KEYS[3], ARGV[1])
   redis.call('DEL', KEYS[7])
@@ -51,13 +56,15 @@ elseif reserved > 0 then
   local slots = redis.call('ZCOUNT', KEYS[6], now, '+inf')
   if math.min(limit, slots) - redis.call('ZCARD', KEYS[1]) - reserved <= 0 then return 2 end
 end
+local others = mine and 0 or reserved
+if not queue and free - others > 0 then return grant() end
+queue = true
 for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - ARGV[4])) do
   redis.call('ZREM', KEYS[2], waiter)
   redis.call('ZREM', KEYS[3], waiter)
 end
 if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then redis.call('ZADD', KEYS[2], now, ARGV[1]) end
 redis.call('ZADD', KEYS[3], now, ARGV[1])
-local others = mine and 0 or reserved
 if free - others > redis.call('ZRANK', KEYS[2], ARGV[1]) then return grant() end
 if free - reserved > 0 then wake_first() end
 return 0

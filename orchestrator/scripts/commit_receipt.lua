@@ -1,6 +1,7 @@
 -- Writes an episode's one receipt with the counters that metrics read, ends its row and its lease, tells who waits.
+-- Needs: limits.
 -- KEYS: 1 episode row, 2 open, 3 leases, 4 receipt, 5 receipts, 6 finished stream, 7 counters, 8 permits, 9 waiters,
---       10 waiters seen
+--       10 waiters seen, 11 places at the provider, 12 limits, 13 line of creators, 14 when they ask again
 -- ARGV: 1 episode id, 2 token, 3 receipt JSON, 4 outcome, 5 scored (1 or 0), 6 retention seconds, 7 wake key prefix,
 --       8 counters JSON
 -- Returns: 1 written (also when this very text was written before), 0 not the owner's token or another receipt stands,
@@ -10,8 +11,7 @@ if standing then return standing == ARGV[3] and 1 or 0 end
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[2] or redis.call('HGET', KEYS[1], 'state') == 'final' then return 0 end
 local unsettled = tonumber(redis.call('HGET', KEYS[1], 'unsettled'))
 if ARGV[5] == '1' and unsettled > 0 then return -1 end
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local now = now_ms()
 redis.call('SET', KEYS[4], ARGV[3], 'EX', ARGV[6])
 redis.call('ZADD', KEYS[5], now, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now - ARGV[6] * 1000)
@@ -26,12 +26,9 @@ local moved = redis.call('ZREM', KEYS[9], ARGV[1])  -- a waiter that died may ha
 redis.call('ZREM', KEYS[10], ARGV[1])
 if unsettled <= 0 then
   redis.call('EXPIRE', KEYS[1], ARGV[6])
-  moved = moved + redis.call('ZREM', KEYS[8], ARGV[1])
+  moved = moved + free_permit(ARGV[1], KEYS[8], KEYS[11], KEYS[12], KEYS[13], KEYS[14], ARGV[7])
 end
 if moved > 0 then
-  for _, waiter in ipairs(redis.call('ZRANGE', KEYS[9], 0, 0)) do
-    redis.call('LPUSH', ARGV[7] .. waiter, '1')
-    redis.call('EXPIRE', ARGV[7] .. waiter, 60)
-  end
+  for _, waiter in ipairs(redis.call('ZRANGE', KEYS[9], 0, 0)) do push_wake(ARGV[7], waiter) end
 end
 return 1

@@ -1,5 +1,7 @@
 -- Moves an allocation along one row of the transition table; settles it and frees its permit where that ends it.
--- KEYS: 1 episode row, 2 allocation row, 3 allocations, 4 counters, 5 permits, 6 waiters
+-- Needs: limits.
+-- KEYS: 1 episode row, 2 allocation row, 3 allocations, 4 counters, 5 permits, 6 waiters,
+--       7 places at the provider, 8 limits, 9 line of creators, 10 when they ask again
 -- ARGV: 1 token, 2 allocation id, 3 episode id, 4 next state, 5 allowed from (comma-separated), 6 settled (1 or 0),
 --       7 retention seconds, 8 wake key prefix, 9 fields JSON, 10 counters JSON
 --       (the token '*' is the reconciler's for episodes that already have their receipt)
@@ -9,8 +11,7 @@ if not state then return -1 end
 if state == ARGV[4] and state ~= 'unknown' then return 2 end
 local final = redis.call('HGET', KEYS[1], 'state') == 'final'
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] and not (ARGV[1] == '*' and final) then return 0 end
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local now = now_ms()
 if state == ARGV[4] then  -- unknown again: one more creation may have been sent, the longest life counts from here
   redis.call('HSET', KEYS[2], 'unknown_at', now)
   return 2
@@ -19,17 +20,15 @@ if not string.find(',' .. ARGV[5] .. ',', ',' .. state .. ',', 1, true) then ret
 redis.call('HSET', KEYS[2], 'state', ARGV[4], ARGV[4] .. '_at', now)
 for name, value in pairs(cjson.decode(ARGV[9])) do redis.call('HSET', KEYS[2], name, value) end
 for name, value in pairs(cjson.decode(ARGV[10])) do redis.call('HINCRBY', KEYS[4], name, value) end
+if ARGV[4] == 'absent' then redis.call('HSET', KEYS[8], 'freed_at', now) end
 if ARGV[6] == '1' then
   redis.call('ZREM', KEYS[3], ARGV[2])
   redis.call('EXPIRE', KEYS[2], ARGV[7])
   local left = redis.call('HINCRBY', KEYS[1], 'unsettled', -1)
   if final and left <= 0 then
     redis.call('EXPIRE', KEYS[1], ARGV[7])
-    if redis.call('ZREM', KEYS[5], ARGV[3]) == 1 then
-      for _, waiter in ipairs(redis.call('ZRANGE', KEYS[6], 0, 0)) do
-        redis.call('LPUSH', ARGV[8] .. waiter, '1')
-        redis.call('EXPIRE', ARGV[8] .. waiter, 60)
-      end
+    if free_permit(ARGV[3], KEYS[5], KEYS[7], KEYS[8], KEYS[9], KEYS[10], ARGV[8]) == 1 then
+      for _, waiter in ipairs(redis.call('ZRANGE', KEYS[6], 0, 0)) do push_wake(ARGV[8], waiter) end
     end
   end
 end

@@ -1,10 +1,59 @@
--- Remembers a 429: counts it by kind, and for the rate kind pauses every creation until the given time has passed.
--- KEYS: 1 limits, 2 counters
--- ARGV: 1 kind (rate or concurrency), 2 pause ms (0 for none)
--- Returns: ms until the shared cooldown ends
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
+-- Remembers a 429 for everybody. Needs: limits.
+-- rate: pauses every creation; the first answer of a burst also lowers the rate. What is remembered as refused is the
+--   lesser of the rate in force and what was really let through: from one refusal to the next those are equal to what
+--   the provider allows, however large its burst is. One refusal is not believed further than half of the rate.
+-- concurrency: lowers the limit to what runs now. While a deletion is fresh the provider's count may only lag: then the
+--   creation keeps its place and nothing is lowered, three times.
+-- KEYS: 1 limits, 2 counters, 3 the creation's leave, 4 places at the provider
+-- ARGV: 1 kind (rate or concurrency), 2 Retry-After ms or '', 3 jitter (0.75 to 1.25), 4 episode id ('' when it was not
+--       a creation that was refused), 5 default rate, 6 default concurrency limit, 7 how often this creation was refused
+--       before
+-- Returns: {ms until the shared pause ends, ms that this creation should wait by itself}
+local now = now_ms()
+local limits = read_hash(KEYS[1])
+local cooldown = tonumber(limits.cooldown_until or '0')
+local leave = ARGV[4] ~= '' and redis.call('GET', KEYS[3])
+if leave == 'refused' then return {math.max(0, cooldown - now), 0} end  -- told again after a lost answer
 redis.call('HINCRBY', KEYS[2], 'rate_limited:' .. ARGV[1], 1)
-local ends = math.max(tonumber(redis.call('HGET', KEYS[1], 'cooldown_until') or '0'), now + ARGV[2])
-redis.call('HSET', KEYS[1], 'cooldown_until', ends)
-return math.max(0, ends - now)
+if leave then redis.call('SET', KEYS[3], 'refused', 'KEEPTTL') end
+
+if ARGV[1] == 'concurrency' then
+  if ARGV[4] == '' then return {0, 0} end
+  if tonumber(ARGV[7]) < 3 and now - tonumber(limits.freed_at or '0') < 3000 then
+    return {0, math.floor(500 * 2 ^ ARGV[7] * ARGV[3])}
+  end
+  redis.call('ZREM', KEYS[4], ARGV[4])
+  local _, configured = allowed_concurrency(limits, ARGV[6])
+  local running = math.min(configured, redis.call('ZCARD', KEYS[4]))
+  local patience = tonumber(limits.probe_ms or PROBE_MS)
+  if limits.probed == '1' then patience = math.min(LONGEST_PROBE_MS, patience * 2) end
+  redis.call('HSET', KEYS[1], 'effective', running, 'effective_at', now, 'probe_ms', patience, 'probed', '0')
+  return {0, 0}
+end
+
+local fresh = leave and tonumber(leave) > tonumber(limits.refused_at or '0')
+local streak = 0
+local pause = tonumber(ARGV[2])
+if not pause then
+  if fresh and now - tonumber(limits.refused_at or '0') < 60000 then streak = tonumber(limits.streak or '0') + 1 end
+  pause = (fresh or ARGV[4] == '') and math.min(30000, 1000 * 2 ^ streak) * ARGV[3] or 0
+end
+cooldown = math.max(cooldown, math.floor(now + pause))
+redis.call('HSET', KEYS[1], 'cooldown_until', cooldown)
+local granted = tonumber(limits.granted or '0')
+if leave then granted = math.max(0, granted - 1) end
+if fresh then
+  local rate = allowed_rate(limits, ARGV[5], now)
+  local seconds = (now - tonumber(limits.granted_since or now)) / 1000
+  local measured = (granted + 1) / math.max(1, seconds)  -- too high by one at most: too low would last for minutes
+  local refused = rate > 0 and math.max(rate / 2, math.min(rate, measured)) or measured
+  redis.call('HSET', KEYS[1], 'refused_rate', string.format('%.4f', math.max(0.1, refused)), 'refused_at', now,
+             'eased_at', cooldown, 'streak', streak, 'granted', granted)
+  -- between refusals that follow each other the provider was never idle: then the longer measure is the better one
+  if now - tonumber(limits.refused_at or '0') > 20000 then
+    redis.call('HSET', KEYS[1], 'granted', 0, 'granted_since', now)
+  end
+elseif limits.eased_at then
+  redis.call('HSET', KEYS[1], 'granted', granted, 'eased_at', math.max(cooldown, tonumber(limits.eased_at)))
+end
+return {cooldown - now, 0}

@@ -1,12 +1,82 @@
--- Books the next place in the shared creation bucket (burst 1): first come, first served over all processes.
--- KEYS: 1 limits
--- ARGV: 1 default rate (creations a second; 0 = no limit of ours), 2 longest wait ms: a later place is not booked
--- Returns: ms to wait before creating
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local cooldown = math.max(0, tonumber(redis.call('HGET', KEYS[1], 'cooldown_until') or '0') - now)
-local rate = tonumber(redis.call('HGET', KEYS[1], 'rate') or ARGV[1])
-if rate <= 0 then return cooldown end
-local at = math.max(now + cooldown, tonumber(redis.call('HGET', KEYS[1], 'next_creation') or '0'))
-if at - now <= tonumber(ARGV[2]) then redis.call('HSET', KEYS[1], 'next_creation', at + math.ceil(1000 / rate)) end
-return at - now
+-- Lets one creation through, or says when to ask again. A line in order of class, then arrival: episodes that hold
+-- their place at the provider already (verifiers), verifiers that lost it to a refusal, policies. Needs: limits.
+-- KEYS: 1 limits, 2 line, 3 when each in line asks again, 4 places at the provider, 5 counters, 6 episode row,
+--       7 this creation's leave, 8 its wake list
+-- ARGV: 1 creation id, 2 episode id, 3 class (1 verifier, 2 policy), 4 arrival number ('' at first), 5 default rate,
+--       6 default concurrency limit, 7 longest wait ms (a turn beyond it is not waited for), 8 longest sleep ms,
+--       9 wake key prefix
+-- Returns: {1 granted (also when it was before), arrival}, {0 wait, arrival, ms until it should ask again},
+--          {2 its turn is too far away, arrival, ms}, {3 the episode has its receipt already, ''}
+if redis.call('EXISTS', KEYS[7]) == 1 then return {1, ARGV[4]} end
+if redis.call('HGET', KEYS[6], 'state') == 'final' then return {3, ''} end
+local now = now_ms()
+local limits = read_hash(KEYS[1])
+local rate = allowed_rate(limits, ARGV[5], now)
+local interval = rate > 0 and 1000 / rate or 0
+local possible_at = tonumber(limits.cooldown_until or '0')
+if rate > 0 then possible_at = math.max(possible_at, tonumber(limits.next_creation or '0')) end
+
+local arrival = tonumber(ARGV[4]) or redis.call('HINCRBY', KEYS[1], 'arrivals', 1)
+local placed = redis.call('ZSCORE', KEYS[4], ARGV[2])
+local score = (placed and 0 or tonumber(ARGV[3])) * CLASS + arrival
+local ahead = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. string.format('%.0f', score))
+if ahead > 0 then
+  for _, late in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - GRACE_MS)) do
+    local theirs = tonumber(redis.call('ZSCORE', KEYS[2], late) or score)
+    if late ~= ARGV[1] and theirs < score then ahead = ahead - 1 end
+    if late ~= ARGV[1] and tonumber(redis.call('ZSCORE', KEYS[3], late)) < now - PATIENCE_MS then
+      redis.call('ZREM', KEYS[2], late)
+      redis.call('ZREM', KEYS[3], late)
+    end
+  end
+end
+
+-- a place is taken by the first creation, and kept for the verifier: only who has none can find them all taken
+local function has_room()
+  if placed then return true end
+  local taken = redis.call('ZCARD', KEYS[4])
+  if taken < allowed_concurrency(limits, ARGV[6]) then return true end
+  return ahead == 0 and taken < probe_concurrency(KEYS[1], limits, ARGV[6], now)
+end
+local room = has_room()
+
+if ahead > 0 or now < possible_at or not room then
+  local wait = math.ceil(math.max(0, possible_at - now) + ahead * interval)
+  -- a halved rate is back within seconds: nobody gives up a long wait for it
+  local soonest = rate > 0 and ahead * 1000 / math.max(rate, UNDER * tonumber(limits.refused_rate or '0')) or 0
+  if room and math.max(0, possible_at - now) + soonest > tonumber(ARGV[7]) then
+    redis.call('ZREM', KEYS[2], ARGV[1])
+    redis.call('ZREM', KEYS[3], ARGV[1])
+    return {2, arrival, wait}
+  end
+  -- without room it is a deletion that has to come first, and that wakes; at no rate the one ahead does, when it goes
+  if not room or wait <= 0 then wait = tonumber(ARGV[8]) end
+  wait = math.min(wait, tonumber(ARGV[8]))
+  redis.call('ZADD', KEYS[2], score, ARGV[1])
+  redis.call('ZADD', KEYS[3], now + wait, ARGV[1])
+  return {0, arrival, wait}
+end
+
+local waited = redis.call('ZREM', KEYS[2], ARGV[1]) == 1
+redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('DEL', KEYS[8])
+redis.call('SET', KEYS[7], now, 'PX', 120000)
+if not placed then redis.call('ZADD', KEYS[4], now, ARGV[2]) end
+redis.call('HINCRBY', KEYS[5], 'creations', 1)
+if rate > 0 then
+  -- a waiter that woke a little late must not slow down everybody after it
+  local from = waited and math.max(possible_at, now - interval / 2) or now
+  possible_at = from + interval
+  redis.call('HSET', KEYS[1], 'next_creation', string.format('%.3f', possible_at))
+end
+local idle = now - tonumber(limits.granted_at or now)
+if limits.eased_at and idle > 10000 and now > tonumber(limits.eased_at) then
+  redis.call('HSET', KEYS[1], 'eased_at', tonumber(limits.eased_at) + idle)
+end
+-- how fast creations have really been let through lately: both numbers are halved now and then, so the old fades
+local granted, since = tonumber(limits.granted or '0'), tonumber(limits.granted_since or now)
+if idle > 10000 then granted, since = 0, now end
+if now - since > 20000 then granted, since = granted / 2, now - (now - since) / 2 end
+redis.call('HSET', KEYS[1], 'granted', granted + 1, 'granted_since', since, 'granted_at', now)
+wake_creator(KEYS[2], KEYS[3], ARGV[9], possible_at)
+return {1, arrival}

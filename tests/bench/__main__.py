@@ -19,16 +19,32 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.bench.creation_ceiling import creation_ceiling
 from tests.bench.demo import demo
 from tests.bench.episode_overhead import episode_overhead
 from tests.bench.local_service import local_service
+from tests.bench.permits import permits
 from tests.bench.rows import Row, table
+from tests.bench.simulation import simulation
 from tests.bench.throughput import throughput
 from tests.bench.tool_call import tool_call
+from tests.bench.worker_loss import worker_loss
 from tests.bench.worker_memory import worker_memory
 
 BENCHES: Mapping[str, Callable[[], list[Row]]] = {
-    bench.__name__: bench for bench in (local_service, tool_call, episode_overhead, worker_memory, demo, throughput)
+    bench.__name__: bench
+    for bench in (
+        local_service,
+        tool_call,
+        episode_overhead,
+        worker_memory,
+        demo,
+        throughput,
+        creation_ceiling,
+        permits,
+        simulation,
+        worker_loss,
+    )
 }
 
 

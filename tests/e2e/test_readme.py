@@ -16,12 +16,14 @@ import typer
 from typer.testing import CliRunner
 
 from deploy.cli import build
+from deploy.commands.sandboxes_faults import nested
 from deploy.exit_codes import ExitCode
 from deploy.local_farm import LocalFarm
 from orchestrator.settings import Budgets, Settings, load_settings
 from orchestrator.tasks import builtin_names, grader_names, parse_task
 from orchestrator.vocabulary import Outcome
 from tests.support.processes import ROOT
+from workers.e2b_local.faults import Faults
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = [
@@ -122,13 +124,23 @@ def test_every_command_exists_with_its_options() -> None:
         while rest and rest[0] in (known := getattr(command, "commands", {})):
             command, rest = known[rest[0]], rest[1:]
         assert command is not root, f"no command {words[0]!r}"
-        options = {name for parameter in command.params for name in parameter.opts}
+        options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         assert {word for word in rest if word.startswith("--")} <= options | {"--help"}, words
 
 
 def test_every_help_answers() -> None:
     for name in sorted({words[0] for words in _commands()}):
         assert CliRunner().invoke(build(), [name, "--help"]).exit_code == 0, name
+
+
+def test_every_fault_is_there_and_told_of() -> None:
+    told = {
+        name.split(".")[0] for row in _rows("Let the local service fail") for name in re.findall(r"`(.+?)`", row[0])
+    }
+    assert told == set(Faults.model_fields)
+    for words in _commands():
+        if words[:3] == ["sandboxes", "faults", "set"]:
+            assert Faults.model_validate(nested(words[3:])).shown()
 
 
 def test_every_variable_is_a_setting() -> None:

@@ -38,7 +38,23 @@ def run(directory: Path, *arguments: str, **variables: str) -> subprocess.Comple
 
 
 @pytest.mark.parametrize(
-    "words", [("doctor",), ("tasks",), ("tasks", "check"), ("sandboxes",), ("sandboxes", "serve"), ("terminus",)]
+    "words",
+    [
+        ("receipts",),
+        ("cancel",),
+        ("reconcile",),
+        ("status",),
+        ("doctor",),
+        ("tasks",),
+        ("tasks", "check"),
+        ("sandboxes",),
+        ("sandboxes", "serve"),
+        ("sandboxes", "faults"),
+        ("sandboxes", "faults", "show"),
+        ("sandboxes", "faults", "set"),
+        ("sandboxes", "faults", "clear"),
+        ("terminus",),
+    ],
 )
 def test_every_help_ends_with_examples(words: Sequence[str]) -> None:
     done = CliRunner().invoke(build(), [*words, "--help"])

@@ -1,4 +1,4 @@
-"""The limiter's creations on a real Redis: spaced over all who create, paused together after a 429."""
+"""The line of those who create, on a real Redis: spaced over all, verifiers first, nobody forgotten or polling."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ import time
 import pytest
 from redis import Redis
 
-from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, LeaseLost, RateLimited
+from orchestrator.errors import EpisodeAborted, LeaseLost, RateLimited
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
+from orchestrator.limiter import Admission
 from orchestrator.settings import Settings
-from orchestrator.vocabulary import Outcome
-from tests.support.line import PROMPT_SECONDS
-from tests.support.truth import farm_settings, opened_farm
-from tests.support.waiting import wait_until
+from orchestrator.vocabulary import Outcome, Role
+from tests.support.creators import Creator, create
+from tests.support.line import PROMPT_SECONDS, end
+from tests.support.truth import admit, farm_settings, leased, opened_farm
 
 
 @pytest.fixture
 def settings(redis_url: str) -> Settings:
-    return farm_settings(redis_url, concurrency_limit=2)
+    return farm_settings(redis_url, concurrency_limit=100)
 
 
-def create_together(farm: Farm, threads: int, each: int, *, wait_seconds: float = 20) -> list[float]:
+def create_together(farm: Farm, name: str, threads: int, each: int) -> list[float]:
     """When each of so many creations may be sent, over connections of their own."""
     times: list[float] = []
 
-    def create() -> None:
+    def run(number: int) -> None:
         for _ in range(each):
-            farm.limiter.wait_to_create(wait_seconds=wait_seconds, check=lambda: None)
+            create(farm, f"e-{name}-{number}")
             times.append(time.monotonic())
 
-    workers = [threading.Thread(target=create) for _ in range(threads)]
+    workers = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -45,7 +46,7 @@ def test_creations_are_spaced_over_all_who_create(redis_url: str) -> None:
         both: list[list[float]] = [[], []]
 
         def run(index: int, part: Farm) -> None:
-            both[index] = create_together(part, threads=2, each=5)
+            both[index] = create_together(part, f"p{index}", threads=2, each=5)
 
         runs = [threading.Thread(target=run, args=(n, part)) for n, part in enumerate((farm, other))]
         since = time.monotonic()
@@ -55,83 +56,152 @@ def test_creations_are_spaced_over_all_who_create(redis_url: str) -> None:
             thread.join(20)
         times = sorted(both[0] + both[1])
         assert len(times) == 20
-        assert all(at - since >= number * 0.020 - 0.010 for number, at in enumerate(times)), times
+        assert all(at - since >= number * 0.020 - 0.011 for number, at in enumerate(times)), times
         assert times[-1] - since < 5
 
 
 def test_without_a_rate_nobody_waits(farm: Farm) -> None:
-    times = create_together(farm, threads=2, each=10)
+    times = create_together(farm, "free", threads=2, each=10)
     assert times[-1] - times[0] < PROMPT_SECONDS
 
 
-def test_a_rate_429_pauses_everybody(farm: Farm, redis_url: str) -> None:
-    since = time.monotonic()
-    assert farm.limiter.report(RateLimited("slow down", 0.6)) == pytest.approx(0.6, abs=0.01)
-    left = farm.limiter.report(RateLimited("slow down", 0.1))
-    assert left > 0.58 - (time.monotonic() - since), "a shorter pause does not shorten it"
-    with opened_farm(redis_url) as other:
-        [at] = create_together(other, threads=1, each=1)
-    assert 0.59 <= at - since < 5
+def test_an_uncontended_creation_takes_one_call_to_redis(redis_url: str, redis: Redis) -> None:
+    with opened_farm(redis_url, creation_rate=5) as farm:
+        create(farm, "e-first")
+        farm.limiter.change(rate=6)  # forgets when the next one is due
+        redis.config_resetstat()
+        create(farm, "e-second")
+        calls = redis.info("commandstats")
+        assert calls["cmdstat_evalsha"]["calls"] == 1
+        assert not {"cmdstat_blpop", "cmdstat_eval"} & calls.keys()
 
 
-def test_a_rate_429_without_a_header_pauses_all_the_same(farm: Farm) -> None:
-    assert farm.limiter.report(RateLimited("slow down")) > 0.5
+def test_verifiers_go_before_policies_and_each_class_in_order(redis_url: str) -> None:
+    with opened_farm(redis_url, creation_rate=4, concurrency_limit=100) as farm:
+        for name in ("v1", "v2"):  # their policy sandboxes
+            create(farm, f"e-{name}")
+        policies = [Creator(farm, f"e-p{n}").in_line() for n in range(3)]
+        verifiers = [Creator(farm, f"e-v{n}", Role.VERIFIER).in_line() for n in (1, 2)]
+        times = [waiter.granted() for waiter in (*verifiers, *policies)]
+        assert times == sorted(times)
 
 
-def test_creations_stay_spaced_after_a_pause(redis_url: str) -> None:
-    """Those whose places fell into the pause do not all come at its end."""
-    with opened_farm(redis_url, creation_rate=20) as farm:
-        times: list[float] = []
-        runner = threading.Thread(target=lambda: times.extend(create_together(farm, threads=10, each=1)))
-        runner.start()
-        wait_until(lambda: farm.redis.hexists(Keys.LIMITS, "next_creation"), description="a place is booked")
-        paused = time.monotonic()
-        farm.limiter.report(RateLimited("slow down", 0.6))
-        runner.join(20)
-        late = [at - paused for at in times if at - paused > 0.58]
-        assert len(late) >= 3
-        assert all(at >= 0.6 + number * 0.05 - 0.02 for number, at in enumerate(late)), late
+def test_a_verifier_that_comes_last_overtakes_a_long_line(redis_url: str, redis: Redis) -> None:
+    with opened_farm(redis_url, creation_rate=5, concurrency_limit=1000) as farm:
+        create(farm, "e-early")
+        others = [farm.limiter.creation(f"e-{n}", Role.POLICY) for n in range(300)]
+        for waiting in others:
+            assert waiting.ask(1000).state == "wait"
+        assert others[-1].ask(1000).wait_seconds == 2.0, "a far turn is not slept through without a look"
+        turn = farm.limiter.creation("e-early", Role.VERIFIER).ask(10)
+        assert (turn.state, turn.wait_seconds <= 0.4) == ("wait", True)
+        for waiting in others:
+            waiting.leave()
 
 
-def test_a_place_beyond_the_wait_is_refused_at_once(redis_url: str) -> None:
-    with opened_farm(redis_url, creation_rate=0.1) as farm:
-        farm.limiter.wait_to_create(wait_seconds=1, check=lambda: None)
+def test_policies_are_not_starved_by_verifiers(redis_url: str) -> None:
+    """A closed loop of four permits: each episode's verifier goes first, and follows its own policy sandbox."""
+    with opened_farm(redis_url, creation_rate=100, concurrency_limit=4) as farm:
+        policies: list[str] = []
+
+        def run(name: str) -> None:
+            for number in range(6):
+                spec, lease = leased(farm)
+                assert admit(farm, spec.episode_id) is Admission.GRANTED
+                create(farm, spec.episode_id)
+                policies.append(f"{name}-{number}")
+                create(farm, spec.episode_id, Role.VERIFIER)
+                end(farm, (spec, lease))
+
+        threads = [threading.Thread(target=run, args=(f"t{n}",)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(policies) == 48
+        reading = farm.limiter.read()
+        assert (reading.held, reading.sandboxes, reading.creations) == (0, 0, 96)
+
+
+def test_a_waiter_whose_process_died_is_passed_over(redis_url: str, redis: Redis) -> None:
+    with opened_farm(redis_url, creation_rate=20, concurrency_limit=100) as farm:
+        create(farm, "e-now")
+        dead = [farm.limiter.creation(f"e-dead-{n}", Role.POLICY) for n in range(3)]
+        for waiting in dead:
+            assert waiting.ask(10).state == "wait"  # and never comes back
         since = time.monotonic()
-        with pytest.raises(EpisodeAborted) as refused:
-            farm.limiter.wait_to_create(wait_seconds=1, check=lambda: None)
-        assert refused.value.outcome is Outcome.DEADLINE
-        assert time.monotonic() - since < PROMPT_SECONDS
+        heir = Creator(farm, "e-heir")
+        assert heir.granted() - since < PROMPT_SECONDS
+        for waiting in dead:
+            assert redis.zscore(Keys.CREATORS, waiting.creation_id) is not None, "it may only be slow"
+            redis.zadd(Keys.CREATORS_DUE, {waiting.creation_id: 1})
+        create(farm, "e-next")
+        assert Creator(farm, "e-later").granted()
+        assert redis.zcard(Keys.CREATORS) == redis.zcard(Keys.CREATORS_DUE) == 0
 
 
-def test_a_place_that_was_refused_is_not_booked(redis_url: str, redis: Redis) -> None:
+def test_one_that_gives_up_wakes_the_next(redis_url: str, redis: Redis) -> None:
+    with opened_farm(redis_url, creation_rate=0.5, concurrency_limit=100) as farm:
+        create(farm, "e-now")
+        gone = farm.limiter.creation("e-gone", Role.POLICY)
+        assert gone.ask(10).state == "wait"
+        heir = farm.limiter.creation("e-heir", Role.POLICY)
+        assert heir.ask(10).state == "wait"
+        redis.zadd(Keys.CREATORS_DUE, {heir.creation_id: farm.ledger.now() * 1000 + 9000})
+        gone.leave()
+        assert redis.llen(Keys.wake(heir.creation_id)) == 1
+        heir.leave()
+
+
+def test_a_lost_answer_asked_again_takes_no_second_place(redis_url: str, redis: Redis) -> None:
     with opened_farm(redis_url, creation_rate=0.1) as farm:
-        farm.limiter.wait_to_create(wait_seconds=1, check=lambda: None)
+        creation = farm.limiter.creation("e-1", Role.POLICY)
+        assert creation.ask(1).state == "granted"
         booked = redis.hget(Keys.LIMITS, "next_creation")
-        for _ in range(3):
-            with pytest.raises(EpisodeAborted):
-                farm.limiter.wait_to_create(wait_seconds=1, check=lambda: None)
+        assert creation.ask(1).state == "granted"
         assert redis.hget(Keys.LIMITS, "next_creation") == booked
+        assert farm.limiter.read().creations == 1
 
 
-def test_a_wait_for_a_creation_can_be_given_up(farm: Farm) -> None:
-    farm.limiter.report(RateLimited("slow down", 10))
-    looks = iter([None, LeaseLost("lost")])
+def test_a_turn_beyond_the_wait_is_refused_at_once_and_books_nothing(redis_url: str, redis: Redis) -> None:
+    with opened_farm(redis_url, creation_rate=0.1) as farm:
+        create(farm, "e-1")
+        booked = redis.hget(Keys.LIMITS, "next_creation")
+        since = time.monotonic()
+        for number in range(3):
+            with pytest.raises(EpisodeAborted) as refused:
+                create(farm, f"e-late-{number}", wait_seconds=1)
+            assert refused.value.outcome is Outcome.DEADLINE
+        assert time.monotonic() - since < PROMPT_SECONDS
+        assert redis.hget(Keys.LIMITS, "next_creation") == booked
+        assert redis.zcard(Keys.CREATORS) == 0
+
+
+def test_a_wait_for_a_creation_can_be_given_up(farm: Farm, redis: Redis) -> None:
+    farm.limiter.note(RateLimited("slow down", 10))
 
     def check() -> None:
-        if error := next(looks):
-            raise error
+        raise LeaseLost("lost")
 
+    waiter = Creator(farm, "e-1", check=check)
+    waiter.join(10)
+    assert isinstance(waiter.error, LeaseLost)
+    assert redis.zcard(Keys.CREATORS) == redis.zcard(Keys.CREATORS_DUE) == 0
+
+
+def test_an_episode_that_has_its_receipt_creates_nothing(farm: Farm, redis: Redis) -> None:
+    episode = leased(farm)
+    end(farm, episode)
     with pytest.raises(LeaseLost):
-        farm.limiter.wait_to_create(wait_seconds=20, check=check)
+        create(farm, episode[0].episode_id)
+    assert redis.zcard(Keys.PLACES) == 0
 
 
-def test_a_concurrency_429_is_counted_apart_and_pauses_nobody_else(farm: Farm, redis: Redis) -> None:
-    assert farm.limiter.report(ConcurrencyLimited("too many running")) > 0
-    farm.limiter.report(RateLimited("slow down", 0.0))
-    farm.limiter.report(ConcurrencyLimited("too many running"))
-    assert redis.hgetall(Keys.COUNTERS) == {"rate_limited:concurrency": "2", "rate_limited:rate": "1"}
-    times = create_together(farm, threads=1, each=1)
-    assert len(times) == 1
-    since = time.monotonic()
-    create_together(farm, threads=1, each=1)
-    assert time.monotonic() - since < PROMPT_SECONDS
+def test_a_raised_rate_wakes_who_waits(redis_url: str) -> None:
+    with opened_farm(redis_url, creation_rate=0.05, concurrency_limit=100) as farm:
+        create(farm, "e-now")
+        waiters = [Creator(farm, f"e-{n}", wait_seconds=300).in_line() for n in range(5)]
+        since = time.monotonic()
+        farm.limiter.change(rate=100)
+        assert max(waiter.granted() for waiter in waiters) - since < PROMPT_SECONDS
+        assert farm.limiter.read().rate_effective == 100

@@ -5,9 +5,9 @@ from __future__ import annotations
 from redis import Redis
 
 from orchestrator.keys import Keys
-from orchestrator.reconciler import Report
-from orchestrator.vocabulary import Outcome, job_id
-from tests.support.scene import Scene
+from orchestrator.reconciler import Reconciler, Report
+from orchestrator.vocabulary import Drive, Outcome, job_id
+from tests.support.scene import LEASE_SECONDS, Scene
 from tests.support.truth import a_receipt, a_spec, leased
 
 pytest_plugins = ["tests.support.scene"]
@@ -88,3 +88,55 @@ def test_an_unreadable_row_keeps_no_other_waiting(scene: Scene, redis: Redis) ->
     report = scene.round()
     assert report.enqueued == [sound.episode_id]
     assert len(report.unresolved) == 1
+
+
+def test_queued_episodes_of_a_dead_trainer_end_without_a_worker_and_others_do_not(scene: Scene) -> None:
+    gone = a_spec(drive=Drive.REMOTE, policy=None, trainer_id="trainer-gone")
+    alive = a_spec(drive=Drive.REMOTE, policy=None, trainer_id="trainer-alive")
+    alone = a_spec()
+    scene.farm.presence.beat_trainer("trainer-alive")
+    for spec in (gone, alive, alone):
+        scene.farm.ledger.open(spec)
+        scene.farm.queue.enqueue(spec)
+    assert scene.round().finished == [gone.episode_id]
+    receipt = scene.receipt(gone)
+    assert (receipt.outcome, receipt.reward, receipt.allocations) == (Outcome.TRAINER_LOST, None, ())
+    assert scene.farm.queue.waiting() == {job_id(alive.episode_id, 1), job_id(alone.episode_id, 1)}
+    assert scene.round() == Report()
+
+
+def test_no_trainer_is_lost_within_one_lease_time_after_an_interruption(scene: Scene) -> None:
+    spec = a_spec(drive=Drive.REMOTE, policy=None, trainer_id="trainer-1")
+    scene.farm.ledger.open(spec)
+    scene.farm.queue.enqueue(spec)
+    scene.reconciler.interrupted()
+    assert scene.round() == Report()
+    scene.pass_time(LEASE_SECONDS + 0.1)
+    assert scene.round().finished == [spec.episode_id]
+
+
+def test_a_cancelled_episode_ends_cancelled_whoever_finishes_it(scene: Scene) -> None:
+    queued = a_spec()
+    scene.farm.ledger.open(queued)
+    running, _, _ = scene.started()
+    for spec in (queued, running):
+        scene.farm.ledger.cancel(spec.episode_id)
+    scene.kill(running)
+    assert sorted(scene.round().finished) == sorted([queued.episode_id, running.episode_id])
+    assert scene.receipt(queued).outcome is Outcome.CANCELLED
+    assert scene.receipt(running).outcome is Outcome.CANCELLED
+    assert "its lease ran out" in (scene.receipt(running).detail or "")
+    assert scene.provider.running == {}
+
+
+def test_a_first_round_after_watching_judges_at_once(scene: Scene) -> None:
+    """As `rollout-farm reconcile` does: it looks on for one lease time, then acts once."""
+    lease_seconds = 0.3
+    lost, _, _ = scene.started()
+    scene.kill(lost)
+    reconciler = Reconciler(
+        "by-hand", ledger=scene.ledger, queue=scene.farm.queue, provider=scene.provider, lease_seconds=lease_seconds
+    )
+    assert reconciler.run_once() == Report()
+    reconciler.watch(lease_seconds)
+    assert reconciler.run_once().finished == [lost.episode_id]

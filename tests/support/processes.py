@@ -143,7 +143,14 @@ def worker_environment(settings: Settings) -> dict[str, str]:
     environment["E2B_API_KEY"] = settings.e2b_api_key.get_secret_value() if settings.e2b_api_key else ""
     environment["FARM_E2B_API_URL"] = settings.e2b_api_url or ""
     environment["FARM_STATE_DIR"] = str(settings.state_dir)
-    for name in ("lease_renew_seconds", "lease_lost_seconds", "trainer_lost_seconds", "drain_seconds", "log_level"):
+    for name in (
+        "lease_renew_seconds",
+        "lease_lost_seconds",
+        "trainer_beat_seconds",
+        "trainer_lost_seconds",
+        "drain_seconds",
+        "log_level",
+    ):
         environment[f"FARM_{name.upper()}"] = str(getattr(settings, name))
     environment["FARM_CONCURRENCY_LIMIT"] = str(settings.concurrency_limit)
     for name, value in settings.budgets.model_dump().items():

@@ -38,3 +38,28 @@ def _leak(client: Redis, name: str) -> str | None:
         if state is not None and AllocationState(str(state)).settled:
             return f"{name} is settled and has no TTL"
     return None
+
+
+def dump(client: Redis) -> dict[str, tuple[str, bool, object]]:
+    """Every key with its type, whether it expires, and its whole value: two equal dumps are the same database."""
+    found: dict[str, tuple[str, bool, object]] = {}
+    for name in client.scan_iter(count=1000):
+        key, kind = str(name), str(client.type(name))
+        found[key] = (kind, client.pttl(key) > 0, _value(client, key, kind))
+    return found
+
+
+def _value(client: Redis, key: str, kind: str) -> object:
+    match kind:
+        case "string":
+            return client.get(key)
+        case "hash":
+            return client.hgetall(key)
+        case "list":
+            return client.lrange(key, 0, -1)
+        case "set":
+            return client.smembers(key)
+        case "zset":
+            return client.zrange(key, 0, -1, withscores=True)
+        case _:
+            return client.xrange(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tests.bench.episode_overhead import union_seconds
+from tests.bench.permits import overtaken
 from tests.bench.rows import Goal, Row, table
 
 
@@ -32,3 +33,10 @@ def test_the_table_says_which_goals_are_missed() -> None:
 def test_overlapping_calls_are_counted_once() -> None:
     assert union_seconds([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.6)]) == 4.0
     assert union_seconds([]) == 0.0
+
+
+def test_a_permit_given_clearly_before_an_earlier_request_counts_as_out_of_order() -> None:
+    in_order = [(0.0, 1.0), (0.1, 1.1), (0.2, 1.2)]
+    assert overtaken(in_order, slack_seconds=0.005) == 0
+    assert overtaken([*in_order, (0.3, 0.9)], slack_seconds=0.005) == 1
+    assert overtaken([(0.0, 1.0), (0.001, 0.9)], slack_seconds=0.005) == 0, "asked at the same time"

@@ -30,6 +30,7 @@ BUILT = [
     Keys.receipt("e"),
     Keys.finished("run"),
     Keys.wake("e"),
+    Keys.creation("c"),
     Keys.worker("w"),
     Keys.trainer("t"),
     Keys.transcript("e"),

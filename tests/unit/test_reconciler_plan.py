@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.ledger import OpenEpisode
-from orchestrator.reconciler import Action, Enqueue, Finish, Settle, Snapshot, plan
+from orchestrator.plan import Action, DeleteOrphan, End, Enqueue, Finish, Settle, Snapshot, is_orphan, plan
+from orchestrator.provider import SandboxRow
 from orchestrator.records import Allocation
-from orchestrator.vocabulary import AllocationState, EpisodeState, Role
+from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome, Role
 
 NOW = 10_000.0
 LEASE = 12.0
@@ -90,3 +91,91 @@ def test_everything_that_is_due_is_planned_in_one_round() -> None:
         CALM, open=[QUEUED, RUNNING], suspected_since={QUEUED.job_id: NOW - 60}, lease_ends={}, unsettled=[SANDBOX]
     )
     assert actions(view) == [Enqueue("e-queued"), Finish("e-running"), Settle(SANDBOX.allocation_id)]
+
+
+# queued episodes that nobody wants any more
+
+
+@pytest.mark.parametrize(("lost", "up_for", "ended"), [(True, 12.0, True), (True, 11.9, False), (False, 500.0, False)])
+def test_a_queued_row_of_a_lost_trainer_ends_once_heartbeats_can_be_trusted(
+    lost: bool, up_for: float, ended: bool
+) -> None:
+    row = replace(QUEUED, trainer_id="trainer-1")
+    gone = frozenset({"trainer-1" if lost else "trainer-2"})
+    expected: list[Action] = [End("e-queued", Outcome.TRAINER_LOST)] if ended else []
+    assert actions(replace(CALM, open=[row], lost_trainers=gone, settled_since=NOW - up_for)) == expected
+
+
+def test_a_row_that_runs_by_itself_loses_no_trainer() -> None:
+    assert QUEUED.trainer_id == ""
+    assert actions(replace(CALM, open=[QUEUED], lost_trainers=frozenset({"", "trainer-1"}))) == []
+
+
+def test_a_cancelled_queued_row_ends_and_a_running_one_is_left_to_its_slot() -> None:
+    view = replace(
+        CALM,
+        open=[replace(QUEUED, cancelled=True), replace(RUNNING, cancelled=True)],
+        lease_ends={"e-running": NOW + 5},
+        suspected_since={QUEUED.job_id: 0.0},
+        settled_since=NOW,
+    )
+    assert actions(view) == [End("e-queued", Outcome.CANCELLED)]
+
+
+# orphans
+
+TAG = "tag-of-ours"
+
+
+def sandbox(allocation: str = "e-over-a1-policy", tag: str = TAG, sandbox_id: str = "sbx") -> SandboxRow:
+    return SandboxRow(sandbox_id, {"farm": tag, "allocation": allocation}, 1.0, vcpus=2, memory_mb=512)
+
+
+@pytest.mark.parametrize(
+    ("state", "named", "orphan"),
+    [
+        (AllocationState.INTENDED, None, False),
+        (AllocationState.UNKNOWN, None, False),
+        (AllocationState.CREATED, "sbx", False),
+        (AllocationState.UNRESOLVED, "sbx", False),
+        (AllocationState.CREATED, "another", True),
+        (AllocationState.UNRESOLVED, "another", True),
+        (AllocationState.ABSENT, "sbx", True),
+        (AllocationState.REFUSED, None, True),
+        (AllocationState.EXPIRED, None, True),
+    ],
+)
+def test_a_sandbox_of_ours_is_an_orphan_unless_an_open_allocation_can_be_it(
+    state: AllocationState, named: str | None, orphan: bool
+) -> None:
+    row = SANDBOX.model_copy(update={"state": state, "sandbox_id": named})
+    assert is_orphan(sandbox(), TAG, row) is orphan
+    assert not is_orphan(sandbox(tag="tag-of-theirs"), TAG, row)
+
+
+def test_nothing_is_an_orphan_without_our_tag() -> None:
+    bare = SandboxRow("sbx", {}, 1.0, vcpus=2, memory_mb=512)
+    assert is_orphan(sandbox(), TAG, None)
+    assert not is_orphan(sandbox(tag=""), TAG, None)
+    assert not is_orphan(bare, TAG, None)
+    assert not is_orphan(bare, None, None), "a farm without a tag owns nothing"
+    assert is_orphan(SandboxRow("sbx", {"farm": TAG}, 1.0, vcpus=2, memory_mb=512), TAG, None)
+
+
+def test_only_orphans_of_the_list_are_planned_whatever_else_it_names() -> None:
+    newborn = SANDBOX.model_copy(update={"allocation_id": "e-new-a1-policy", "state": AllocationState.INTENDED})
+    view = replace(
+        CALM,
+        farm_tag=TAG,
+        unsettled=[newborn],
+        open=[replace(RUNNING, episode_id=newborn.episode_id)],
+        lease_ends={newborn.episode_id: NOW + 5},
+        sandboxes=[sandbox("e-new-a1-policy", sandbox_id="a"), sandbox(tag="other", sandbox_id="b"), sandbox()],
+    )
+    assert actions(view) == [DeleteOrphan("sbx", "e-over-a1-policy")]
+
+
+def test_an_orphan_that_was_kept_is_planned_though_the_list_no_longer_names_it() -> None:
+    kept = {"sbx": "e-over-a1-policy", "gone": ""}
+    view = replace(CALM, farm_tag=TAG, sandboxes=[sandbox()], kept_orphans=kept)
+    assert actions(view) == [DeleteOrphan("sbx", "e-over-a1-policy"), DeleteOrphan("gone", "")]

@@ -133,3 +133,9 @@ def test_what_cannot_work_together_is_one_readable_error(
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match="FARM_"):
         load_settings()
+
+
+def test_by_default_a_killed_worker_is_noticed_in_time_to_be_settled_within_twenty_seconds() -> None:
+    """Its lease runs out, the next round sees it; five seconds are left for listing, deleting and confirming."""
+    settings = load_settings()
+    assert settings.lease_lost_seconds + settings.reconcile_seconds <= 15

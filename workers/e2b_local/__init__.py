@@ -8,6 +8,9 @@ What holds: a sandbox cannot see the host's files (but /usr and a few world-read
 environment, its processes or its network; a full disk, a fork bomb or an endless output is that sandbox's trouble
 alone; when a sandbox is reported gone, no process of it is left.
 
+It is also a test bed: `faults` says what can be made to go wrong while it runs, `verdicts` decides it for each request,
+`injection` carries it out. Unless asked to, it never lies.
+
 What this sandbox does not stop:
 - An exploit of the host's kernel. A jail shares the kernel; there is no virtual machine and no system call filter.
 - Use of the machine's memory. The memory limit is an address-space limit of each *process* (RLIMIT_AS); a sandbox may

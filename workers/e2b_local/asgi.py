@@ -1,5 +1,6 @@
-"""The little of ASGI that the service needs: its types, headers by name, and a JSON answer."""
+"""The little of ASGI that the service needs: its types, headers by name, the connection, and a JSON answer."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -10,9 +11,18 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+CONNECTION = "connection"
+"""In the scope's state: the client's connection, where the server puts it there."""
+
 
 def headers_of(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def connection_of(scope: Scope) -> asyncio.Transport | None:
+    """The client's connection; None where the server does not tell."""
+    found: asyncio.Transport | None = scope.get("state", {}).get(CONNECTION)
+    return found
 
 
 async def read_body(receive: Receive, limit_bytes: int) -> bytes | None:

@@ -1,6 +1,11 @@
 """The control plane: creating, finding, listing, extending and killing sandboxes, by API key.
 
-Answers follow the cloud's: errors are `{"code", "message"}`, with an `error_code` where the SDK knows one.
+Answers follow the cloud's: errors are `{"code", "message"}`, with an `error_code` where the SDK knows one. What only
+this service has, by the same key:
+
+    GET /admin/events                      every creation and end, with the number that exist after each
+    GET /admin/creations[?since=SECONDS]   every creation attempt and its answer; live, and the most at once
+    GET | PUT | DELETE /admin/faults       the faults that are injected now (`faults.Faults`), and their hits
 """
 
 import hmac
@@ -12,9 +17,14 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from pydantic import ValidationError
+
 from workers.e2b_local.asgi import Receive, Scope, Send, headers_of, read_body, respond
+from workers.e2b_local.attempts import Attempts
 from workers.e2b_local.events import EventLog
+from workers.e2b_local.faults import Faults, explain
 from workers.e2b_local.idempotency import Idempotency, KeyMismatch
+from workers.e2b_local.injection import Injector
 from workers.e2b_local.sandboxes import Order, Registry, Sandbox, SandboxFailed
 
 ENVD_VERSION = "0.6.13"
@@ -55,10 +65,12 @@ class Answer:
 class Control:
     """Routes control-plane requests."""
 
-    def __init__(self, offer: Offer, registry: Registry, log: EventLog) -> None:
+    def __init__(self, offer: Offer, registry: Registry, log: EventLog, attempts: Attempts, injector: Injector) -> None:
         self._offer = offer
         self._registry = registry
         self._log = log
+        self._attempts = attempts
+        self._injector = injector
         self._idempotency = Idempotency()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,15 +88,48 @@ class Control:
             raise Refused(401, "Invalid API key")
         body = await _json_body(receive)
         match scope["method"], *scope["path"].removeprefix("/v2").strip("/").split("/"):
-            case "GET", "admin", "events":
-                return Answer(200, self._log.rows())
+            case method, "admin", what:
+                return self._administer(method, what, _query(scope), body)
             case "POST", "sandboxes":
                 return await self._create(body, headers.get("idempotency-key"))
             case "GET", "sandboxes":
-                return self._list(dict(parse_qsl(scope["query_string"].decode("latin-1"))))
+                return self._list(_query(scope))
             case method, "sandboxes", sandbox_id, *action:
                 return await self._act(method, action, self._find(sandbox_id), body)
         raise Refused(404, "no such route")
+
+    def _administer(self, method: str, what: str, query: dict[str, str], body: dict[str, Any]) -> Answer:
+        match method, what:
+            case "GET", "events":
+                return Answer(200, self._log.rows())
+            case "GET", "creations":
+                return Answer(200, self._creations(query))
+            case "GET", "faults":
+                return Answer(200, self._injector.shown())
+            case (("PUT" | "DELETE"), "faults"):
+                self._set_faults(body if method == "PUT" else {})
+                return Answer(200, self._injector.shown())
+        raise Refused(404, "no such route")
+
+    def _creations(self, query: dict[str, str]) -> dict[str, Any]:
+        try:
+            since = float(query.get("since", 0))
+        except ValueError:
+            raise Refused(400, "since is a time in seconds since the epoch") from None
+        return {
+            "attempts": self._attempts.rows(since),
+            "forgotten": self._attempts.forgotten,
+            "live": self._log.live,
+            "most_live": self._log.most_live(since),
+        }
+
+    def _set_faults(self, body: dict[str, Any]) -> None:
+        try:
+            self._injector.set(Faults.model_validate(body))
+        except ValidationError as error:
+            raise Refused(400, "; ".join(explain(problem) for problem in error.errors())) from None
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
 
     def _find(self, sandbox_id: str) -> Sandbox:
         if sandbox := self._registry.find(sandbox_id):
@@ -127,9 +172,8 @@ class Control:
 
     async def _create(self, body: dict[str, Any], key: str | None) -> Answer:
         async def create() -> dict[str, Any]:
-            if len(self._registry) >= self._offer.max_sandboxes:
-                limit = f"the maximum number of concurrent E2B sandboxes ({self._offer.max_sandboxes})"
-                raise Refused(429, f"you have reached {limit}")
+            if cap := self._injector.over_cap(self._offer.max_sandboxes):
+                raise Refused(429, f"you have reached the maximum number of concurrent E2B sandboxes ({cap})")
             return self._created(await self._registry.create(order))
 
         order = self._order(body)
@@ -201,6 +245,10 @@ class Control:
             "allowInternetAccess": sandbox.order.allow_internet_access,
             "lifecycle": {"onTimeout": on_timeout, "autoResume": False},
         }
+
+
+def _query(scope: Scope) -> dict[str, str]:
+    return dict(parse_qsl(scope["query_string"].decode("latin-1")))
 
 
 def _matches(sandbox: Sandbox, query: dict[str, str]) -> bool:

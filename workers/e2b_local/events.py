@@ -18,14 +18,35 @@ class Event:
     event: Kind
     sandbox_id: str
     metadata: dict[str, str]
+    live: int  # sandboxes that exist from here on, those that are starting or ending included
 
 
 class EventLog:
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=_KEPT)
+        self.live = 0
 
     def append(self, event: Kind, sandbox_id: str, metadata: dict[str, str]) -> None:
-        self._events.append(Event(time.time(), event, sandbox_id, metadata))
+        self.live += 1 if event == "created" else -1
+        self._events.append(Event(time.time(), event, sandbox_id, metadata, self.live))
 
     def rows(self) -> list[dict[str, Any]]:
         return [asdict(event) for event in self._events]
+
+    def ended_since(self, moment: float) -> int:
+        """How many sandboxes have ended since then."""
+        count = 0
+        for event in reversed(self._events):
+            if event.time < moment:
+                break
+            count += event.event != "created"
+        return count
+
+    def most_live(self, since: float) -> int:
+        """The most sandboxes that existed at once since then, as far back as the log goes."""
+        most = self.live
+        for event in reversed(self._events):
+            if event.time < since:
+                return max(most, event.live)
+            most = max(most, event.live)
+        return most

@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -83,6 +83,11 @@ class Sandbox:
         if not await self._ended():
             raise SandboxFailed(f"sandbox {self.id} does not end")
 
+    def crash(self) -> None:
+        """Lose every process, as by a fault of its own; the registry notices."""
+        if self._jail and not self.gone.is_set():
+            self._kill(self._jail)
+
     async def _ended(self) -> bool:
         if self._jail is None:
             self.gone.set()
@@ -134,6 +139,7 @@ class Registry:
         self._log = log
         self._sandboxes: dict[str, Sandbox] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.on_started: Callable[[Sandbox], None] = lambda sandbox: None
 
     def __len__(self) -> int:
         return len(self._sandboxes)
@@ -160,6 +166,7 @@ class Registry:
             raise
         self.schedule(sandbox, sandbox.ends_at)
         self._spawn(self._notice_death(sandbox))
+        self.on_started(sandbox)
         return sandbox
 
     def schedule(self, sandbox: Sandbox, ends_at: float) -> None:
@@ -179,6 +186,10 @@ class Registry:
     async def kill(self, sandbox: Sandbox) -> bool:
         """Whether this call ended it: false when it was ending already. Raises SandboxFailed when it will not end."""
         return await self._remove(sandbox, "deleted")
+
+    def kill_later(self, sandbox: Sandbox, seconds: float) -> None:
+        """End it so long from now, unless something else ends it before."""
+        asyncio.get_running_loop().call_later(seconds, lambda: self._spawn(self._remove(sandbox, "deleted")))
 
     async def close(self) -> None:
         """End every sandbox."""

@@ -1,6 +1,7 @@
 """The service as a whole: its settings, its application, and running it on the loopback.
 
-Every request passes through one place, `Service.__call__`, before it reaches the control plane or a sandbox.
+Every request passes through one place, `Service.__call__`, before it reaches the control plane or a sandbox: there
+creation attempts are logged and faults are injected, when some are set.
 """
 
 import asyncio
@@ -19,10 +20,13 @@ from pathlib import Path
 import uvicorn
 
 from workers.e2b_local.asgi import Receive, Scope, Send
+from workers.e2b_local.attempts import Attempts
 from workers.e2b_local.capability import open_jail, probe
 from workers.e2b_local.control import Control, Offer
 from workers.e2b_local.events import EventLog
+from workers.e2b_local.injection import Injector, is_creation
 from workers.e2b_local.jail import Limits
+from workers.e2b_local.listening import Connection, Listening
 from workers.e2b_local.proxy import Proxy
 from workers.e2b_local.sandboxes import Registry
 from workers.e2b_local.stage import unstage
@@ -86,13 +90,24 @@ class Service:
             raise
         self.log = EventLog()
         self.registry = Registry(jail, self.log)
+        self.attempts = Attempts()
         self._proxy = Proxy(self.registry)
-        self._control = Control(_offer(config), self.registry, self.log)
+        self.injector = Injector(self.registry, self.log, self._proxy.addressee)
+        self._control = Control(_offer(config), self.registry, self.log, self.attempts, self.injector)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
-        elif sandbox_id := self._proxy.addressee(scope):
+        elif is_creation(scope):
+            await self.attempts.watch(self._disturbed, scope, receive, send)
+        else:
+            await self._disturbed(scope, receive, send)
+
+    async def _disturbed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.injector.apply(self._answer, scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if sandbox_id := self._proxy.addressee(scope):
             await self._proxy.forward(sandbox_id, scope, receive, send)
         else:
             await self._control.handle(scope, receive, send)
@@ -136,7 +151,7 @@ async def _serve(service: Service, config: ServiceConfig, ready: Callable[[str],
         port=config.port,
         # uvloop leaks descriptors into the jails.
         loop="asyncio",
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -155,13 +170,14 @@ async def _serve(service: Service, config: ServiceConfig, ready: Callable[[str],
         await service.close()
 
 
-class _Server(uvicorn.Server):
+class _Server(Listening):
     """Ends the sandboxes before it waits for open requests: those of a sandbox end with it."""
 
     def __init__(self, settings: uvicorn.Config, service: Service, ready: Callable[[str], None] | None) -> None:
         super().__init__(settings)
         self._service = service
         self._ready = ready
+        service.injector.outage = self.refuse
         logging.getLogger("uvicorn.error").addFilter(_is_news)
 
     def stop(self) -> None:
@@ -178,8 +194,7 @@ class _Server(uvicorn.Server):
             self._ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for server in self.servers:
-            server.close()
+        await self.stop_listening()
         await self._service.registry.close()
         await super().shutdown(sockets)
 

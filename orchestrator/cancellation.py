@@ -1,0 +1,124 @@
+"""Ending episodes on request: some by name, a group's, or a run's.
+
+What always holds: a queued episode ends here and now, with a receipt and without ever having had a sandbox; a running
+one is ended by its slot, which deletes and confirms first; each has exactly one receipt, also when both come at once.
+Episodes submitted after the request are not touched by it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.errors import FarmError
+from orchestrator.farm import Farm
+from orchestrator.keys import Keys
+from orchestrator.vocabulary import EpisodeState, Outcome
+
+_LOOK_SECONDS = 0.2
+"""Pause between two looks at what still runs: the slots themselves look once a second."""
+
+_REQUESTED = "cancelled on request before it was taken"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What became of the episodes that were asked to end."""
+
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """Of those that have their receipt; some may have ended otherwise just before."""
+    open: tuple[str, ...] = ()
+    """Episodes without a receipt yet."""
+    unsettled: tuple[str, ...] = ()
+    """Sandboxes (allocations) of ended episodes that are not confirmed absent yet."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have ended and nothing of them can still run."""
+        return not self.open and not self.unsettled
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program's eyes."""
+        return {"outcomes": self.outcomes, "open": list(self.open), "unsettled": list(self.unsettled)}
+
+
+class Cancellation:
+    """Finds episodes, asks for their end and waits for it."""
+
+    def __init__(self, farm: Farm) -> None:
+        self._redis = farm.redis
+        self._ledger = farm.ledger
+        self._queue = farm.queue
+
+    def open_of(self, *, run_id: str | None = None, group_id: str | None = None) -> list[str]:
+        """Open episodes of a run, of a group, or of a group of a run, newest first.
+
+        Raises FarmError for a run that the farm does not know, and for a group of which nothing is open.
+        """
+        rows = [
+            row.episode_id
+            for row in self._ledger.open_rows()
+            if run_id in (None, row.run_id) and group_id in (None, row.group_id)
+        ]
+        if not rows and group_id is not None:
+            raise FarmError(
+                f"nothing is open in group {group_id!r}: it has ended or never was; "
+                f"see its receipts: rollout-farm receipts --group {group_id}"
+            )
+        if not rows and run_id is not None and not self._redis.exists(Keys.finished(run_id)):
+            raise FarmError(f"no run {run_id!r}: the farm does not know it; see what there is: rollout-farm receipts")
+        return rows[::-1]  # slots take the oldest first: from behind, fewer begin while we go through them
+
+    def known(self, episodes: Iterable[str]) -> list[str]:
+        """These episodes; raises FarmError for one that the farm does not know."""
+        named = list(dict.fromkeys(episodes))
+        for episode in named:
+            if not self._ledger.knows(episode):
+                raise FarmError(f"no episode {episode!r}: the farm does not know it; see: rollout-farm receipts")
+        return named
+
+    def ask(self, episodes: Sequence[str]) -> None:
+        """Ask for the end of all of them: queued ones have their receipts when this returns."""
+        queued = [episode for episode in episodes if self._ledger.cancel(episode) is EpisodeState.QUEUED]
+        for episode in queued:
+            row = self._ledger.row(episode)
+            if row is not None and self._ledger.end_queued(row, Outcome.CANCELLED, _REQUESTED):
+                self._queue.withdraw(row.job_id)
+
+    def wait(self, episodes: Sequence[str], seconds: float) -> Ending:
+        """What became of them once all have ended and are settled, or after `seconds`."""
+        ends = time.monotonic() + seconds
+        seen: Counter[str] = Counter()
+        unsettled: dict[str, None] = {}
+        running = list(episodes)
+        while True:
+            running = self._look(running, seen, unsettled)
+            unsettled = self._still_unsettled(unsettled)
+            left = ends - time.monotonic()
+            if left <= 0 or not (running or unsettled):
+                return Ending(dict(seen.most_common()), tuple(running), tuple(unsettled))
+            time.sleep(min(_LOOK_SECONDS, left))
+
+    def _look(self, episodes: list[str], seen: Counter[str], unsettled: dict[str, None]) -> list[str]:
+        """Count those that have ended and note their sandboxes; those that have not."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for episode in episodes:
+            pipeline.hmget(Keys.episode(episode), ["outcome", "allocations", "unsettled"])
+        running = []
+        for episode, (outcome, allocations, count) in zip(episodes, pipeline.execute(), strict=True):
+            if outcome is not None:
+                seen[outcome] += 1
+                if int(count or 0) > 0:
+                    unsettled |= dict.fromkeys(allocations.split(","))
+            elif count is not None:
+                running.append(episode)
+            elif (settled := self._ledger.receipt(episode)) is not None:  # its row has expired just before its receipt
+                seen[settled.receipt.outcome] += 1
+        return running
+
+    def _still_unsettled(self, names: dict[str, None]) -> dict[str, None]:
+        rows = self._ledger.allocations.each(list(names))
+        return {row.allocation_id: None for row in rows if row is not None and not row.state.settled}

@@ -1,0 +1,130 @@
+"""What has to be done about what killed processes left behind, decided from one look at the farm. Pure.
+
+What always holds: nothing is declared lost before its lease has run out and Redis has been up for one lease time; a
+sandbox is an orphan only when its own row says that it is ours and no open allocation can have made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.ledger import OpenEpisode
+from orchestrator.provider import SandboxRow
+from orchestrator.records import Allocation
+from orchestrator.vocabulary import EpisodeState, Outcome
+
+SUSPECT_SECONDS = 10.0
+"""A queued row whose job is neither waiting nor leased for this long: the worker that popped it is gone."""
+
+
+@dataclass(frozen=True)
+class Enqueue:
+    """Put a queued episode's job (back) on the queue."""
+
+    episode_id: str
+
+
+@dataclass(frozen=True)
+class End:
+    """End a queued episode that nobody wants any more: its trainer is gone, or its end was asked for."""
+
+    episode_id: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Seize a running episode whose lease has run out, settle its sandboxes, write its receipt."""
+
+    episode_id: str
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Go on with a sandbox that its episode's receipt could not wait for."""
+
+    allocation_id: str
+
+
+@dataclass(frozen=True)
+class DeleteOrphan:
+    """Delete a sandbox that carries our farm's tag and belongs to no open allocation."""
+
+    sandbox_id: str
+    allocation_id: str
+    """What its tags name, '' when they name none."""
+
+
+Action = Enqueue | End | Finish | Settle | DeleteOrphan
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the plan is made of; times in seconds of Redis."""
+
+    now: float
+    settled_since: float
+    """Since when Redis has been up and looked at; leases that ran out while it was away are given one lease time."""
+    open: Iterable[OpenEpisode]
+    lease_ends: Mapping[str, float]
+    suspected_since: Mapping[str, float]
+    """Job id of a queued row -> since when it is neither waiting nor known to have been taken."""
+    unsettled: Iterable[Allocation]
+    lost_trainers: frozenset[str] = frozenset()
+    """Trainers of open episodes that have sent no heartbeat for their time."""
+    farm_tag: str | None = None
+    sandboxes: Iterable[SandboxRow] = ()
+    """The provider's list, read before all of the above, so that what it names had its intent written by then."""
+    kept_orphans: Mapping[str, str] = field(default_factory=dict)
+    """Orphans that could not be deleted before: sandbox id -> the allocation that its tags name."""
+
+
+def plan(view: Snapshot, *, lease_seconds: float) -> list[Action]:
+    """Decide what has to be done now."""
+    trusted = view.now - view.settled_since >= lease_seconds
+    actions: list[Action] = []
+    open_episodes = set()
+    for row in view.open:
+        open_episodes.add(row.episode_id)
+        if (action := _about(row, view, trusted=trusted)) is not None:
+            actions.append(action)
+    actions += [Settle(row.allocation_id) for row in view.unsettled if row.episode_id not in open_episodes]
+    return actions + _orphans(view)
+
+
+def _about(row: OpenEpisode, view: Snapshot, *, trusted: bool) -> Action | None:
+    """What an open row needs."""
+    if row.state is EpisodeState.RUNNING:
+        lost = trusted and view.lease_ends.get(row.episode_id, 0.0) < view.now
+        return Finish(row.episode_id) if lost else None
+    if row.state is not EpisodeState.QUEUED:
+        return None
+    if row.cancelled:
+        return End(row.episode_id, Outcome.CANCELLED)
+    if trusted and row.trainer_id and row.trainer_id in view.lost_trainers:
+        return End(row.episode_id, Outcome.TRAINER_LOST)
+    suspected = view.now - view.suspected_since.get(row.job_id, view.now) >= SUSPECT_SECONDS
+    return Enqueue(row.episode_id) if suspected else None
+
+
+def _orphans(view: Snapshot) -> list[Action]:
+    unsettled = {row.allocation_id: row for row in view.unsettled}
+    found = dict(view.kept_orphans)
+    for row in view.sandboxes:
+        if is_orphan(row, view.farm_tag, unsettled.get(row.metadata.get("allocation", ""))):
+            found[row.sandbox_id] = row.metadata.get("allocation", "")
+    return [DeleteOrphan(sandbox_id, allocation_id) for sandbox_id, allocation_id in found.items()]
+
+
+def is_orphan(row: SandboxRow, farm_tag: str | None, allocation: Allocation | None) -> bool:
+    """Whether this sandbox is ours and nobody's: judged by its own row, not by what the provider was asked for.
+
+    `allocation` is the one that its tags name, as the ledger has it, or None. One that is open and not named yet may be
+    this very sandbox, and settles it; one that names another sandbox never uses this one (a key that was not honoured).
+    """
+    if farm_tag is None or row.metadata.get("farm") != farm_tag:
+        return False
+    if allocation is None or allocation.state.settled:
+        return True
+    return allocation.sandbox_id is not None and allocation.sandbox_id != row.sandbox_id

@@ -1,0 +1,32 @@
+-- Reads what the limiter knows, in one look. Needs: limits.
+-- KEYS: 1 limits, 2 permits, 3 waiters, 4 reservations, 5 line of creators, 6 places at the provider, 7 counters
+-- ARGV: 1 default concurrency limit, 2 default creation rate
+-- Returns: a JSON object (limiter.py, `Reading`)
+local now = now_ms()
+local limits = read_hash(KEYS[1])
+local concurrency, configured = allowed_concurrency(limits, ARGV[1])
+local reserved = 0
+for _, row in ipairs(redis.call('HVALS', KEYS[4])) do
+  local left, ends = string.match(row, '^(%d+):(%d+):(%d+)$')
+  if tonumber(ends) > now then reserved = reserved + tonumber(left) end
+end
+local counters = redis.call('HMGET', KEYS[7], 'creations', 'rate_limited:rate', 'rate_limited:concurrency')
+return cjson.encode({
+  concurrency_configured = configured,
+  concurrency_effective = concurrency,
+  concurrency_set_live = limits.concurrency ~= nil,
+  held = redis.call('ZCARD', KEYS[2]),
+  sandboxes = redis.call('ZCARD', KEYS[6]),
+  waiting = redis.call('ZCARD', KEYS[3]),
+  reserved = reserved,
+  rate_configured = tonumber(limits.rate or ARGV[2]),
+  rate_effective = allowed_rate(limits, ARGV[2], now),
+  rate_set_live = limits.rate ~= nil,
+  refused_rate = tonumber(limits.refused_rate or '0'),
+  cooldown_seconds = math.max(0, tonumber(limits.cooldown_until or '0') - now) / 1000,
+  verifiers_waiting_to_create = redis.call('ZCOUNT', KEYS[5], '-inf', '(' .. string.format('%.0f', 2 * CLASS)),
+  policies_waiting_to_create = redis.call('ZCOUNT', KEYS[5], string.format('%.0f', 2 * CLASS), '+inf'),
+  creations = tonumber(counters[1] or '0'),
+  rate_limited = tonumber(counters[2] or '0'),
+  concurrency_limited = tonumber(counters[3] or '0'),
+})

@@ -1,0 +1,6 @@
+-- Gives the leadership of the reconcilers back, if it is still ours.
+-- KEYS: 1 leader
+-- ARGV: 1 name
+-- Returns: 1 given back, 0 it was not ours
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])

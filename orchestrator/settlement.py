@@ -1,0 +1,127 @@
+"""Settling one sandbox of somebody who is gone: deleted, confirmed absent and priced, or the reason why not yet.
+
+What always holds: only what the ledger names, or what carries our farm's tag on its own row, is ever deleted; what may
+still run stays unsettled, and keeps its permit, until its absence is confirmed or its longest life is over.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from orchestrator.allocations import RECONCILER_TOKEN, Allocations
+from orchestrator.errors import FarmError, OutcomeUnknown, ProviderError
+from orchestrator.ledger import Ledger
+from orchestrator.plan import DeleteOrphan, is_orphan
+from orchestrator.provider import CreateRequest, Provider
+from orchestrator.records import Allocation
+from orchestrator.unresolved import Kind
+from orchestrator.vocabulary import AllocationState
+
+logger = logging.getLogger(__name__)
+
+
+class Settlement:
+    """Settles allocations under a token, and deletes orphans."""
+
+    def __init__(self, ledger: Ledger, provider: Provider, *, create_answer_seconds: float) -> None:
+        self._ledger = ledger
+        self._provider = provider
+        self._create_answer_seconds = create_answer_seconds
+
+    def settle(self, row: Allocation, token: str) -> str | None:
+        """Delete and confirm one sandbox; the reason why it cannot be settled yet, or None when it is."""
+        try:
+            sandbox_id = row.sandbox_id or self._name_unknown(row, token)
+            if sandbox_id is not None:
+                self._delete(row, sandbox_id, token)
+        except FarmError as error:
+            logger.warning("not settled", extra={"allocation": row.allocation_id, "error": str(error)})
+            return str(error)
+        current = self._ledger.allocations.get(row.allocation_id)
+        settled = current is not None and current.state.settled
+        return None if settled else "its creation cannot be settled yet"
+
+    def delete_orphan(self, action: DeleteOrphan) -> bool:
+        """Delete a sandbox of ours that belongs to nobody, after looking at its tag and its allocation once more.
+
+        False when it has gone by itself or is no orphan after all. Raises what stands in the way; it stays listed.
+        """
+        unresolved, sandbox_id = self._ledger.unresolved, action.sandbox_id
+        seen = self._provider.describe(sandbox_id)
+        allocation = self._ledger.allocations.get(seen.metadata.get("allocation", "")) if seen else None
+        begun = sandbox_id in unresolved.orphans()
+        if seen is None:
+            if begun:
+                unresolved.strike_deleted_orphan(sandbox_id)
+            return begun
+        if not is_orphan(seen, self._ledger.known_farm_tag(), allocation):
+            unresolved.strike(Kind.SANDBOX, sandbox_id)
+            return False
+        self._keep(action, "its deletion was begun")
+        try:
+            self._provider.delete(sandbox_id)
+            if self._provider.describe(sandbox_id) is not None:
+                raise OutcomeUnknown(f"orphan {sandbox_id} is still there after its deletion was answered")
+        except ProviderError as error:
+            self._keep(action, str(error))
+            raise
+        unresolved.strike_deleted_orphan(sandbox_id)
+        return True
+
+    def _keep(self, action: DeleteOrphan, reason: str) -> None:
+        self._ledger.unresolved.keep(
+            Kind.SANDBOX, action.sandbox_id, reason, now=self._ledger.now(), allocation_id=action.allocation_id
+        )
+
+    def _delete(self, row: Allocation, sandbox_id: str, token: str) -> None:
+        """Delete, confirm, price at what the provider says of its size; raises what stood in the way."""
+        ledger: Allocations = self._ledger.allocations
+        try:
+            seen = self._provider.describe(sandbox_id) if row.vcpus is None else None
+            if seen is not None:
+                row = ledger.sized(row, vcpus=seen.vcpus, memory_mb=seen.memory_mb)
+            self._provider.delete(sandbox_id)
+            if self._provider.describe(sandbox_id) is not None:
+                raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")
+        except ProviderError as error:
+            if row.state is AllocationState.CREATED:
+                ledger.unresolved(row, token, str(error))
+            raise
+        now = self._ledger.now()
+        began = row.created_at
+        if began is None:  # its answer was lost: the provider knows since when it ran
+            began = max(row.intended_at, seen.started_at) if seen is not None else now
+        ledger.absent(row, token, running_ms=max(0, int((now - began) * 1000)))
+
+    def _name_unknown(self, row: Allocation, token: str) -> str | None:
+        """The sandbox of a creation whose answer was lost: repeat the stored create under its own key."""
+        ledger: Allocations = self._ledger.allocations
+        request = ledger.request(row.allocation_id)
+        if request is None:
+            raise FarmError(f"{row.allocation_id}: its create request is missing")
+        try:
+            sandbox_id = self._provider.create(request).sandbox_id
+        except ProviderError as error:
+            logger.info("creation not repeated: %s", error, extra={"allocation": row.allocation_id})
+            found = self._find(request)
+            if found is None:
+                life = self._create_answer_seconds + request.lifetime_seconds
+                if row.unknown_at is None or token != RECONCILER_TOKEN or isinstance(error, OutcomeUnknown):
+                    # it may have been sent until just now, by its owner or by ourselves
+                    ledger.unknown(row, token, str(error))
+                elif self._ledger.now() > row.unknown_at + life:
+                    ledger.expired(row, token, f"never named; its longest life is over ({error})")
+                return None
+            sandbox_id = found
+        ledger.created(row, sandbox_id, token, creating_ms=0)
+        return sandbox_id
+
+    def _find(self, request: CreateRequest) -> str | None:
+        """The sandbox that carries the allocation's own tags; that there is none proves nothing."""
+        wanted = {"allocation": request.allocation_id, "farm": request.metadata.get("farm", "")}
+        try:
+            rows = self._provider.list(wanted)
+        except ProviderError as error:
+            logger.info("not listed: %s", error, extra={"allocation": request.allocation_id})
+            return None
+        return next((row.sandbox_id for row in rows if wanted.items() <= row.metadata.items()), None)

@@ -1,0 +1,101 @@
+"""Processes that contend for permits, forked from one that has imported everything.
+
+What each measures it writes to its own end of a pipe: when it began and ended, and each wait. `receipt`: permit and
+receipt, as an episode ends; the rows it needs are there already. `pair`: permit, and what a receipt does to free it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+from orchestrator.keys import Keys
+from orchestrator.limiter import Limiter
+from tests.support.truth import a_receipt, a_spec, opened_farm
+
+_RELEASE = """
+if free_permit(ARGV[1], KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], ARGV[2]) == 1 then
+  for _, waiter in ipairs(redis.call('ZRANGE', KEYS[6], 0, 0)) do push_wake(ARGV[2], waiter) end
+end
+"""
+"""The lines of commit_receipt.lua that free a permit."""
+
+_START_SECONDS = 60.0
+_RUN_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process measured; unix seconds."""
+
+    began: float
+    ended: float
+    cpu_seconds: float
+    """Processor time of this process in between."""
+    waits: Sequence[tuple[float, float]]
+    """(asked, granted)"""
+
+
+def contend(processes: int, mode: str, redis_url: str, *, limit: int, count: int) -> list[Share]:
+    """Let so many processes take and free `count` permits each, all at once; raises RuntimeError when one fails."""
+    fork = multiprocessing.get_context("fork")
+    barrier = fork.Barrier(processes)
+    running = []
+    for number in range(processes):
+        ours, theirs = fork.Pipe(duplex=False)
+        process = fork.Process(target=_main, args=(theirs, barrier, mode, redis_url, limit, count, f"p{number}"))
+        process.start()
+        theirs.close()
+        running.append((process, ours))
+    shares = []
+    for process, ours in running:
+        try:
+            shares.append(Share(**json.loads(ours.recv_bytes())))
+        except EOFError:
+            raise RuntimeError("a contending process failed") from None
+        finally:
+            process.join(_RUN_SECONDS)
+            process.kill()
+    return shares
+
+
+def names(process: str, count: int) -> list[str]:
+    """The episodes of one process."""
+    return [f"e-{process}-{number}" for number in range(count)]
+
+
+def _main(pipe: Any, barrier: Barrier, mode: str, redis_url: str, limit: int, count: int, name: str) -> None:
+    waits = []
+    with opened_farm(redis_url, concurrency_limit=limit) as farm:
+        episodes = names(name, count)
+        receipts = [a_receipt(a_spec(episode)) for episode in episodes] if mode == "receipt" else []
+        tokens = [str(farm.redis.hget(Keys.episode(episode), "token")) for episode in episodes]
+        prelude = files("orchestrator.scripts").joinpath("_limits.lua").read_text(encoding="utf-8")
+        release = farm.redis.script_load(prelude + _RELEASE)
+        keys = [Keys.PERMITS, Keys.PLACES, Keys.LIMITS, Keys.CREATORS, Keys.CREATORS_DUE, Keys.WAITERS]
+        barrier.wait(_START_SECONDS)
+        began, cpu = time.time(), time.process_time()
+        for number, episode in enumerate(episodes):
+            waits.append(_admit(farm.limiter, episode))
+            if mode == "receipt":
+                farm.ledger.commit(receipts[number], tokens[number])
+            else:
+                farm.redis.evalsha(release, len(keys), *keys, episode, Keys.WAKE_PREFIX)
+        ended, cpu = time.time(), time.process_time() - cpu
+    pipe.send_bytes(json.dumps({"began": began, "ended": ended, "cpu_seconds": cpu, "waits": waits}).encode())
+
+
+def _admit(limiter: Limiter, episode: str) -> tuple[float, float]:
+    asked = time.time()
+    limiter.admit(episode, reservation_id=None, wait_seconds=60, check=_nothing)
+    return asked, time.time()
+
+
+def _nothing() -> None:
+    """Nothing ends an episode early here."""

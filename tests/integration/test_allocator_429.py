@@ -1,0 +1,126 @@
+"""What an episode does about a 429: creations wait in the line, other calls are told to the limiter and asked again."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, ProviderError, RateLimited
+from orchestrator.farm import Farm
+from orchestrator.keys import Keys
+from orchestrator.provider import CreateRequest, SandboxRow
+from orchestrator.settings import Settings
+from orchestrator.vocabulary import AllocationState, Outcome, Role
+from tests.support.fake_provider import FakeProvider
+from tests.support.line import end, running
+from tests.support.truth import a_request, farm_settings, stored
+from tests.support.waiting import wait_until
+from workers.allocator import Allocator
+
+
+@dataclass
+class Refusing(FakeProvider):
+    """Refuses with these errors first, one a call."""
+
+    creates: list[ProviderError] = field(default_factory=list)
+    others: list[ProviderError] = field(default_factory=list)
+    cap: int = 100
+
+    def send(self, request: CreateRequest) -> tuple[str, None]:
+        self.refuse_creates = self.creates.pop(0) if self.creates else None
+        if self.refuse_creates is None and len(self.running) >= self.cap:
+            self.refuse_creates = ConcurrencyLimited(f"{self.cap} are running")
+        return self.create(request).sandbox_id, None
+
+    def delete(self, sandbox_id: str) -> None:
+        self._refuse()
+        super().delete(sandbox_id)
+
+    def describe(self, sandbox_id: str) -> SandboxRow | None:
+        self._refuse()
+        return super().describe(sandbox_id)
+
+    def _refuse(self) -> None:
+        if self.others:
+            raise self.others.pop(0)
+
+
+@pytest.fixture
+def settings(redis_url: str) -> Settings:
+    return farm_settings(redis_url, concurrency_limit=5)
+
+
+def allocator(farm: Farm, provider: Refusing, episode: str, token: str) -> Allocator:
+    return Allocator(
+        episode,
+        token,
+        allocations=farm.ledger.allocations,
+        limiter=farm.limiter,
+        provider=provider,
+        check=lambda: None,
+    )
+
+
+def test_refused_creations_are_waited_out_and_counted(farm: Farm) -> None:
+    spec, lease = running(farm)
+    provider = Refusing(creates=[RateLimited("slow down", 0.2), RateLimited("slow down", 0.2)])
+    ours = allocator(farm, provider, spec.episode_id, lease.token)
+    owned, _ = ours.create(Role.POLICY, a_request(spec), provider.send, wait_seconds=20)
+    reading = farm.limiter.read()
+    assert (reading.rate_limited, reading.creations, len(provider.created)) == (2, 3, 3)
+    assert reading.rate_effective > 0, "no rate was configured; one was learned"
+    assert ours.dispose(owned)
+    end(farm, (spec, lease))
+
+
+def test_a_pause_beyond_the_deadline_ends_the_episode_at_once(farm: Farm) -> None:
+    spec, lease = running(farm)
+    provider = Refusing(creates=[RateLimited("slow down", 600)])
+    with pytest.raises(EpisodeAborted) as ended:
+        allocator(farm, provider, spec.episode_id, lease.token).create(
+            Role.POLICY, a_request(spec), provider.send, wait_seconds=30
+        )
+    assert ended.value.outcome is Outcome.DEADLINE
+    assert stored(farm, a_request(spec).allocation_id).state is AllocationState.REFUSED
+    end(farm, (spec, lease))
+
+
+def test_one_over_the_cap_waits_for_the_others_deletion(farm: Farm) -> None:
+    provider = Refusing(cap=1)
+    first, second = running(farm), running(farm)
+    holder = allocator(farm, provider, first[0].episode_id, first[1].token)
+    owned, _ = holder.create(Role.POLICY, a_request(first[0]), provider.send, wait_seconds=20)
+    got: list[str] = []
+
+    def create() -> None:
+        ours = allocator(farm, provider, second[0].episode_id, second[1].token)
+        theirs, _ = ours.create(Role.POLICY, a_request(second[0]), provider.send, wait_seconds=60)
+        got.append(theirs.sandbox_id)
+        ours.dispose(theirs)
+
+    thread = threading.Thread(target=create)
+    thread.start()
+    wait_until(lambda: farm.redis.zcard(Keys.CREATORS) == 1, description="the second one waits")
+    assert farm.limiter.read().concurrency_effective == 1
+    farm.redis.hset(Keys.LIMITS, "probe_ms", 100_000)
+    assert holder.dispose(owned)
+    end(farm, first)
+    thread.join(20)
+    assert got
+    assert len(provider.created) == 3, "one for the first, a refused one and one more for the second"
+    end(farm, second)
+
+
+def test_a_429_to_a_deletion_is_told_and_asked_again(farm: Farm) -> None:
+    spec, lease = running(farm)
+    provider = Refusing()
+    ours = allocator(farm, provider, spec.episode_id, lease.token)
+    owned, _ = ours.create(Role.POLICY, a_request(spec), provider.send, wait_seconds=20)
+    provider.others = [RateLimited("slow down", 0.05), RateLimited("slow down", 0.05), ConcurrencyLimited("no header")]
+    assert ours.dispose(owned)
+    reading = farm.limiter.read()
+    assert (reading.rate_limited, reading.concurrency_limited, reading.concurrency_effective) == (3, 0, 5)
+    assert stored(farm, a_request(spec).allocation_id).state is AllocationState.ABSENT
+    end(farm, (spec, lease))

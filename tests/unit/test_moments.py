@@ -1,0 +1,42 @@
+"""Points in time on a command line: so long ago, ISO, unix seconds; anything else is a clear error."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.moments import parse_moment, show_moment
+from orchestrator.errors import SettingsError
+
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90s", NOW - 90),
+        ("30m", NOW - 1_800),
+        (" 2h ", NOW - 7_200),
+        ("1.5h", NOW - 5_400),
+        ("7d", NOW - 604_800),
+        ("1w", NOW - 604_800),
+        ("2026-11-30", 1_795_996_800.0),
+        ("2026-11-30T14:00", 1_796_047_200.0),
+        ("2026-11-30 14:00:00.5", 1_796_047_200.5),
+        ("2026-11-30T15:00+01:00", 1_796_047_200.0),
+        ("2026-11-30T14:00Z", 1_796_047_200.0),
+        ("1796047200.5", 1_796_047_200.5),
+    ],
+)
+def test_every_way_to_write_a_moment(text: str, expected: float) -> None:
+    assert parse_moment(text, now=NOW, option="--since") == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2 hours", "-1h", "h", "12", "2026-13-01", "nan"])
+def test_what_is_no_moment_is_named_with_its_option(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"--until.*write how long ago"):
+        parse_moment(text, now=NOW, option="--until")
+
+
+def test_a_moment_is_shown_in_utc_and_none_as_a_dash() -> None:
+    assert show_moment(1_796_047_200.9) == "2026-11-30 14:00:00"
+    assert show_moment(None) == "-"
