@@ -25,6 +25,7 @@ from tests.bench.episode_overhead import episode_overhead
 from tests.bench.local_service import local_service
 from tests.bench.permits import permits
 from tests.bench.rows import Row, table
+from tests.bench.scrape import scrape
 from tests.bench.simulation import simulation
 from tests.bench.throughput import throughput
 from tests.bench.tool_call import tool_call
@@ -44,6 +45,7 @@ BENCHES: Mapping[str, Callable[[], list[Row]]] = {
         permits,
         simulation,
         worker_loss,
+        scrape,
     )
 }
 

@@ -50,7 +50,15 @@ CLEAN = Reading(
     receipts={"e-1": settled(Outcome.SOLVED, 1.0, _ABSENT)},
     written_at={"e-1": 9},
     announced=["e-1"],
-    counters={"episodes:solved": 1, "cost_picousd:policy": 60, "sandbox_ms:policy": 6000, "tool_calls": 0},
+    counters={
+        "episodes:solved": 1,
+        "cost_picousd:policy": 60,
+        "sandbox_ms:policy": 6000,
+        "tool_calls": 0,
+        "reward:le:1": 1,
+        "reward:sum": 1_000_000,
+        "episode_cost:sum": 60,
+    },
     leftovers={"sandboxes": []},
 )
 
@@ -73,6 +81,8 @@ def test_a_clean_round_has_no_violations() -> None:
             "counter cost_picousd:policy says 59",
         ),
         (lambda r: replace(r, counters={**r.counters, "episodes:deadline": 1}), "counter episodes:deadline says 1"),
+        (lambda r: replace(r, counters={**r.counters, "phase:setup:sum": 1}), "counter phase:setup:sum says 1"),
+        (lambda r: replace(r, counters={**r.counters, "reward:sum": 0}), "counter reward:sum says 0, the receipts 1"),
         (lambda r: replace(r, leftovers={"leases": ["e-1"]}), "left: leases: e-1"),
         (
             lambda r: replace(
