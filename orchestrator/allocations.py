@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from redis import Redis
 
 from orchestrator.cost import Rates, cost_picousd
+from orchestrator.counts import cost_bounds
 from orchestrator.errors import FarmError, LeaseLost
 from orchestrator.keys import Keys
 from orchestrator.provider import CreateRequest
@@ -24,6 +26,17 @@ RECONCILER_TOKEN = "*"
 """Moves an unsettled allocation whose episode has its receipt already; no slot can own that any more."""
 
 Fields = dict[str, str | int]
+
+
+@dataclass(frozen=True)
+class Running:
+    """Unsettled sandboxes of one role in one state; sizes of those whose size is known."""
+
+    role: Role
+    state: AllocationState
+    count: int
+    vcpus: int
+    memory_mb: int
 
 
 class Allocations:
@@ -96,6 +109,16 @@ class Allocations:
         ids = cast("list[str]", self._redis.zrange(Keys.ALLOCATIONS, 0, -1))
         return [row for row in self.each(ids) if row is not None]
 
+    def running(self) -> list[Running]:
+        """Those that may still run, added up by role and state in one look."""
+        text = self._scripts.run("read_sandboxes", [Keys.ALLOCATIONS], [Keys.allocation("")])
+        return [
+            Running(
+                Role(name.partition(":")[0]), AllocationState(name.partition(":")[2]), *(int(sum_) for sum_ in sums)
+            )
+            for name, sums in sorted(json.loads(text).items())
+        ]
+
     def each(self, allocation_ids: Sequence[str]) -> list[Allocation | None]:
         """These allocations as they stand, in this order, in one round trip; None for one that is not there."""
         pipeline = self._redis.pipeline(transaction=False)
@@ -144,6 +167,8 @@ class Allocations:
                 Keys.WAKE_PREFIX,
                 json.dumps(fields),
                 json.dumps(counted),
+                fields.get("cost_picousd", 0),
+                json.dumps(cost_bounds()),
             ],
         )
         if answer == 0:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 BLOCK_SECONDS = 5
 """The longest blocking call; well below the socket timeout, so that a silent server is noticed."""
 
-_SOCKET_SECONDS = 15
+SILENT_SECONDS = 15
 
 
 def require_answer(url: str) -> None:
@@ -45,7 +45,7 @@ def require_answer(url: str) -> None:
         ) from error
 
 
-def client(url: str, *, text: bool = True, patient: bool = True) -> Redis:
+def client(url: str, *, text: bool = True, patient: bool = True, answer_seconds: float = SILENT_SECONDS) -> Redis:
     """A client of the farm's Redis; `text=False` is what RQ needs. Makes no request, so it may precede a fork.
 
     Raises RedisUnavailable when `url` is not the address of a Redis.
@@ -55,8 +55,8 @@ def client(url: str, *, text: bool = True, patient: bool = True) -> Redis:
         return Redis.from_url(
             url,
             decode_responses=text,
-            socket_connect_timeout=5,
-            socket_timeout=_SOCKET_SECONDS,
+            socket_connect_timeout=min(5, answer_seconds),
+            socket_timeout=answer_seconds,
             retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=2), 9) if patient else _once(),
             retry_on_error=[RedisConnectionError, RedisTimeoutError, BusyLoadingError] if patient else [],
             driver_info=None,  # finding out its own version costs redis-py 4 ms a connection

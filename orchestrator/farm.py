@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from redis import Redis
 
 from orchestrator.allocations import Allocations
-from orchestrator.connection import client
+from orchestrator.connection import SILENT_SECONDS, client
 from orchestrator.cost import Rates
 from orchestrator.errors import RedisUnavailable
 from orchestrator.ledger import Ledger
@@ -32,14 +32,14 @@ class Farm:
     queue: JobQueue
 
 
-def open_farm(settings: Settings, *, patient: bool = True) -> Farm:
+def open_farm(settings: Settings, *, patient: bool = True, answer_seconds: float = SILENT_SECONDS) -> Farm:
     """The farm that these settings name; raises RedisUnavailable when they name no Redis.
 
     `patient` is about Redis calls that fail (connection.py).
     """
     if settings.redis_url is None:
         raise RedisUnavailable("REDIS_URL is not set; set it, or use the embedded stack (rollout-farm up)")
-    redis = client(settings.redis_url, patient=patient)
+    redis = client(settings.redis_url, patient=patient, answer_seconds=answer_seconds)
     retention = settings.receipt_retention_seconds
     rates = Rates(settings.vcpu_usd_per_second, settings.gib_usd_per_second)
     concurrency, rate = settings.limits()
@@ -56,5 +56,7 @@ def open_farm(settings: Settings, *, patient: bool = True) -> Farm:
         presence=Presence(
             redis, slot_seconds=settings.lease_lost_seconds, trainer_seconds=settings.trainer_lost_seconds
         ),
-        queue=JobQueue(client(settings.redis_url, text=False, patient=patient), settings.queue),
+        queue=JobQueue(
+            client(settings.redis_url, text=False, patient=patient, answer_seconds=answer_seconds), settings.queue
+        ),
     )

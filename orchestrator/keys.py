@@ -1,6 +1,6 @@
 """The data dictionary: every Redis key of the farm, spelled here and nowhere else.
 
-One database per farm, single node (scripts build wake keys from a prefix). Times are Redis's, in milliseconds.
+One database per farm, single node (scripts build wake and allocation keys from a prefix). Times are Redis's, in milliseconds.
 
 | key                       | type   | holds                                            | written by        | life |
 |---------------------------|--------|--------------------------------------------------|-------------------|------|
@@ -14,7 +14,7 @@ One database per farm, single node (scripts build wake keys from a prefix). Time
 | farm:receipt:<e>          | string | the episode's one receipt, JSON                  | commit_receipt    | retention |
 | farm:receipts             | zset   | episode -> receipt written at                    | commit_receipt    | members trimmed at retention |
 | farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | retention |
-| farm:counters             | hash   | totals that metrics read                         | commit, settle    | for ever: totals |
+| farm:counters             | hash   | totals that metrics read (counts.py)             | commit, settle    | for ever: totals |
 | farm:limits               | hash   | limits set live, what 429s taught (scripts/_limits.lua) | limiter    | for ever: configuration |
 | farm:permits              | zset   | episode holding a permit -> granted at, or minus its batch's size | limiter, ledger   | empties itself; freed by confirmed absence |
 | farm:waiters              | zset   | episode waiting for a permit -> place in line    | limiter           | empties itself, stale ones pruned |

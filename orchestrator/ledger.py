@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from redis import Redis
 
 from orchestrator.allocations import Allocations
+from orchestrator.counts import cost_bounds, counts_of
 from orchestrator.errors import FarmError, LeaseLost
 from orchestrator.keys import Keys
 from orchestrator.receipts import read_receipt
@@ -185,7 +186,6 @@ class Ledger:
             Keys.CREATORS,
             Keys.CREATORS_DUE,
         ]
-        counters = {"tool_calls": sum(1 for step in receipt.operations if step.name == "terminal")}
         answer = self._scripts.run(
             "commit_receipt",
             keys,
@@ -197,7 +197,8 @@ class Ledger:
                 int(receipt.outcome.scored),
                 self._retention,
                 Keys.WAKE_PREFIX,
-                json.dumps(counters),
+                json.dumps(counts_of(receipt)),
+                json.dumps(cost_bounds()),
             ],
         )
         if answer == 0:

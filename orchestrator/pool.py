@@ -77,6 +77,7 @@ class Pool:
         self._cancellation = Cancellation(farm)
         self._episodes: dict[str, Episode] = {}
         self._stop = threading.Event()
+        self._beginning = threading.Lock()
         self._beating: threading.Thread | None = None
 
     def __enter__(self) -> Pool:
@@ -208,6 +209,10 @@ class Pool:
         done = {settled.receipt.episode_id: settled for settled in self.as_completed(episodes)}
         return [done[episode.episode_id] for episode in episodes]
 
+    def forget(self, episode: Episode) -> None:
+        """Drop the handle on an episode that has ended: a pool that serves a long run would keep them all."""
+        self._episodes.pop(episode.episode_id, None)
+
     @redis_border
     def cancel(self, *, group_id: str | None = None, wait_seconds: float = 120.0) -> Ending:
         """End every open episode of this pool's run, or of one group of it, whoever submitted them.
@@ -221,7 +226,7 @@ class Pool:
 
     def close(self) -> None:
         """Cancel this pool's open remote episodes and stop its heartbeat. Can be called again."""
-        for episode in self._episodes.values():
+        for episode in list(self._episodes.values()):
             if episode.remote:
                 try:
                     episode.cancel()
@@ -240,11 +245,12 @@ class Pool:
             raise FarmError(f"the farm does not know {gone[0]} (any more): its Redis was emptied, or it is old")
 
     def _beat(self) -> None:
-        if self._beating is None:
-            self._presence.beat_trainer(self.trainer_id)
-            self._stop.clear()
-            self._beating = threading.Thread(target=self._keep_beating, name="trainer-heartbeat", daemon=True)
-            self._beating.start()
+        with self._beginning:  # several threads may submit their first episode at once
+            if self._beating is None:
+                self._presence.beat_trainer(self.trainer_id)
+                self._stop.clear()
+                self._beating = threading.Thread(target=self._keep_beating, name="trainer-heartbeat", daemon=True)
+                self._beating.start()
 
     def _keep_beating(self) -> None:
         while not self._stop.wait(self.settings.trainer_beat_seconds):

@@ -56,6 +56,11 @@ class Presence:
                 rows.append(WorkerRow(**{**raw, "pid": int(raw["pid"]), "slots": int(raw["slots"])}))  # type: ignore[arg-type]
         return sorted(rows, key=lambda row: row.worker_id)
 
+    def live_slots(self) -> list[str]:
+        """Names of the live slots, `<worker>-<number>`, without looking through all keys as `workers` does."""
+        seconds, micros = self._redis.time()
+        return cast("list[str]", self._redis.zrangebyscore(Keys.SLOTS, seconds * 1000 + micros // 1000, "+inf"))
+
     def beat_trainer(self, trainer_id: str) -> None:
         """Say that this trainer process is alive."""
         self._redis.set(Keys.trainer(trainer_id), "alive", px=self._trainer_ms)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,14 +17,39 @@ if TYPE_CHECKING:
     from orchestrator.settings import Settings
 
 
+_ANSWER_SECONDS = 3.0
+"""A Redis that is silent for longer is away: Prometheus gives a scrape ten seconds."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command(epilog=examples("rollout-farm orchestrator"))(orchestrator)
+    app.command(
+        epilog=examples(
+            "rollout-farm orchestrator",
+            "rollout-farm orchestrator --metrics-port 9400",
+            "FARM_METRICS_TOKEN=... rollout-farm orchestrator --metrics-host 0.0.0.0 --metrics-port 9400",
+        )
+    )(orchestrator)
     app.command(epilog=examples("rollout-farm reconcile --dry-run", "rollout-farm reconcile"))(reconcile)
 
 
-def orchestrator() -> None:
+def orchestrator(
+    *,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Serve /metrics, /healthz, /readyz here; 0 takes a free port. Default: FARM_METRICS_PORT, or none.",
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str | None,
+        typer.Option(help="Address; anything but loopback needs FARM_METRICS_TOKEN. Default: FARM_METRICS_HOST."),
+    ] = None,
+) -> None:
     """Watch over the farm until SIGTERM or Ctrl-C. Run one or more per farm; one of them leads at a time."""
+    import contextlib
     import logging
     import signal
     import threading
@@ -34,6 +61,8 @@ def orchestrator() -> None:
 
     settings = connected_settings()
     start_logging(settings)
+    port = settings.metrics_port if metrics_port is None else metrics_port
+    serving = contextlib.nullcontext() if port is None else _metrics(settings, metrics_host, port)
     require_accepted_key(lambda: provider_of(settings))
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -48,14 +77,15 @@ def orchestrator() -> None:
         for item, reason in report.unresolved.items():
             logger.error("unresolved %s: %s", item, reason)
 
-    run_rounds(
-        redis,
-        reconciler,
-        name,
-        every_seconds=settings.reconcile_seconds,
-        stop=stop,
-        on_report=log,
-    )
+    with serving:
+        run_rounds(
+            redis,
+            reconciler,
+            name,
+            every_seconds=settings.reconcile_seconds,
+            stop=stop,
+            on_report=log,
+        )
 
 
 def reconcile(
@@ -94,6 +124,27 @@ def reconcile(
     finally:
         leadership.give_back()
     typer.echo(json.dumps(report.as_json()))
+
+
+@contextmanager
+def _metrics(settings: Settings, host: str | None, port: int) -> Iterator[None]:
+    """Serve the farm's metrics and say where."""
+    from deploy.terminal import output
+    from deploy.web_server import serving
+    from orchestrator.errors import SettingsError
+    from orchestrator.farm import open_farm
+    from orchestrator.metrics import read
+    from orchestrator.web import create_app
+    from workers.terminus.access import is_loopback
+
+    host = host or settings.metrics_host
+    token = settings.metrics_token.get_secret_value() if settings.metrics_token else None
+    if token is None and not is_loopback(host):
+        raise SettingsError(f"metrics on {host} are reachable from outside; set FARM_METRICS_TOKEN to a secret")
+    farm = open_farm(settings, patient=False, answer_seconds=_ANSWER_SECONDS)
+    with serving(create_app(lambda: read(farm), token=token), host, port) as url:
+        output().print(f"Metrics at {url}/metrics, until Ctrl-C.", markup=False)
+        yield
 
 
 def _reconciler(settings: Settings) -> tuple[str, Redis, Reconciler]:

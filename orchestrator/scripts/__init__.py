@@ -79,7 +79,7 @@ def preload() -> None:
 def _source(name: str, *, given_time: bool) -> tuple[str, str, bool]:
     """What is sent, its hash, and whether it asks `now_ms` for the time."""
     text = _read(name)
-    needed = re.findall(r"^--.*\bNeeds: (\w+)", text, re.MULTILINE)
+    needed = re.findall(r"\bNeeds: (\w+)", "".join(re.findall(r"^--.*$", text, re.MULTILINE)))
     if needed:
         text = "".join((_GIVEN_TIME if given_time else _REDIS_TIME, *(_read(f"_{part}") for part in needed), text))
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), bool(needed)

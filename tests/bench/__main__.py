@@ -26,6 +26,7 @@ from tests.bench.local_service import local_service
 from tests.bench.parallel_rollouts import parallel_rollouts
 from tests.bench.permits import permits
 from tests.bench.rows import Row, table
+from tests.bench.scrape import scrape
 from tests.bench.simulation import simulation
 from tests.bench.throughput import throughput
 from tests.bench.tool_call import tool_call
@@ -46,6 +47,7 @@ BENCHES: Mapping[str, Callable[[], list[Row]]] = {
         simulation,
         worker_loss,
         parallel_rollouts,
+        scrape,
     )
 }
 

@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.counts import counts_of
 from orchestrator.records import Allocation, SettledReceipt
 from orchestrator.vocabulary import AllocationState, Outcome, Role
 
 _VERIFIED = (Outcome.SOLVED, Outcome.WRONG_ANSWER, Outcome.CANDIDATE_FAILED)
 """What only a verifier can have found out."""
+
+_RECEIPTS_OWN = ("episodes:", "cost_", "phase:", "tool_call", "reward:", "episode_cost:sum")
+"""What counters begin with that nothing but receipts and their sandboxes moves."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,12 @@ def _counters(reading: Reading) -> Iterable[str]:
     wanted: Counter[str] = Counter()
     for settled in reading.receipts.values():
         wanted[f"episodes:{settled.receipt.outcome}"] += 1
-        wanted["tool_calls"] += sum(1 for step in settled.receipt.operations if step.name == "terminal")
+        wanted.update(counts_of(settled.receipt))
+        wanted["episode_cost:sum"] += settled.cost_picousd
         for row in settled.allocations:
             if row.state is AllocationState.ABSENT:
                 wanted[f"cost_picousd:{row.role}"] += row.cost_picousd or 0
                 wanted[f"sandbox_ms:{row.role}"] += round(1000 * (row.running_seconds or 0))
-    for name in sorted(wanted.keys() | {name for name in reading.counters if name.startswith(("episodes:", "cost_"))}):
+    for name in sorted(wanted.keys() | {name for name in reading.counters if name.startswith(_RECEIPTS_OWN)}):
         if reading.counters.get(name, 0) != wanted[name]:
             yield f"counter {name} says {reading.counters.get(name, 0)}, the receipts {wanted[name]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.bench.creation_ceiling import creation_ceiling
 from tests.bench.episode_overhead import episode_overhead
 from tests.bench.permits import permits
+from tests.bench.scrape import scrape
 from tests.bench.tool_call import tool_call
 from tests.bench.worker_loss import worker_loss
 
@@ -43,3 +44,8 @@ def test_the_loss_of_a_worker_can_be_measured_with_and_without_creations_in_flig
     }
     assert rows["a worker killed with -9 is settled within"] >= rows["of it: with a running verifier"] > 0
     assert rows["the same, creations in flight whose outcome is unknown"] > 0
+
+
+def test_a_scrape_can_be_measured() -> None:
+    rows = {row.name: row.value for row in scrape(receipts=50, sandboxes=5, count=2)}
+    assert rows["scrape of /metrics, p50"] > 0

@@ -30,7 +30,7 @@ BLOCKS = [
     (match["language"], match["body"])
     for match in re.finditer(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", README, re.S | re.M)
 ]
-BRIDGE, BATCH, TRAINING, OPENENV = (body for language, body in BLOCKS if language == "python")
+BRIDGE, BATCH, TRAINING, OPENENV, SESSIONS = (body for language, body in BLOCKS if language == "python")
 
 
 def _rows(heading: str) -> list[list[str]]:
@@ -98,6 +98,10 @@ def test_the_training_runs_on_a_model_made_here(farm_directory: Path, tmp_path: 
     head = BRIDGE.partition("with Pool(")[0]
     code = TRAINING.replace("Qwen/Qwen3-0.6B", str(tmp_path)).replace('"none")', '"none", use_cpu=True, bf16=False)')
     assert "train_loss" in _run(f"{head}\n{code}    print(trainer.state.log_history)", farm_directory)
+
+
+def test_openenv_collects_on_the_farm(farm_directory: Path) -> None:
+    assert _run(SESSIONS, farm_directory).splitlines()[-1].startswith("0.0 SessionCounts(open=0, scored=2, failed=0")
 
 
 def test_the_openenv_client_is_answered_by_the_server_alone(tmp_path: Path) -> None:

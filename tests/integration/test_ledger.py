@@ -181,7 +181,17 @@ def test_a_receipt_is_written_once_with_its_counters(farm: Farm, redis: Redis) -
     receipt = a_receipt(spec, Outcome.SOLVED, operations=steps)
     for _ in range(3):
         farm.ledger.commit(receipt, lease.token)
-    assert redis.hgetall(Keys.COUNTERS) == {"episodes:solved": "1", "tool_calls": "2"}
+    assert redis.hgetall(Keys.COUNTERS) == {
+        "episodes:solved": "1",
+        "tool_calls": "2",
+        "tool_calls:terminal:ok": "2",
+        "tool_call:le:1": "2",
+        "tool_call:sum": "2000000",
+        "reward:le:1": "1",
+        "reward:sum": "1000000",
+        "episode_cost:le:0.0001": "1",
+        "episode_cost:sum": "0",
+    }
     assert redis.xlen(Keys.finished(spec.run_id)) == 1
     settled = farm.ledger.receipt(spec.episode_id)
     assert settled is not None
@@ -193,7 +203,8 @@ def test_another_receipt_of_the_same_owner_is_refused(farm: Farm, redis: Redis) 
     farm.ledger.commit(a_receipt(spec), lease.token)
     with pytest.raises(LeaseLost):
         farm.ledger.commit(a_receipt(spec, Outcome.SOLVED), lease.token)
-    assert redis.hgetall(Keys.COUNTERS) == {"episodes:cancelled": "1", "tool_calls": "0"}
+    counted = {"episodes:cancelled": "1", "tool_calls": "0", "episode_cost:le:0.0001": "1", "episode_cost:sum": "0"}
+    assert redis.hgetall(Keys.COUNTERS) == counted
 
 
 def test_an_episode_without_a_row_gets_no_receipt(farm: Farm) -> None:

@@ -34,6 +34,9 @@ _COUNTERS = {
     "sandbox_ms:policy": 6000,
     "sandbox_ms:verifier": 6000,
     "tool_calls": 0,
+    "reward:le:1": 1,
+    "reward:sum": 1_000_000,
+    "episode_cost:sum": 80,
 }
 
 
@@ -93,6 +96,8 @@ def test_a_clean_round_has_no_violations() -> None:
             lambda r: replace(r, receipts={"e-1": settled(Outcome.SOLVED, 1.0, _VERIFIER, _VERIFIER)}),
             "e-1 ended solved, its absent sandboxes",
         ),
+        (lambda r: replace(r, counters={**r.counters, "phase:setup:sum": 1}), "counter phase:setup:sum says 1"),
+        (lambda r: replace(r, counters={**r.counters, "reward:sum": 0}), "counter reward:sum says 0, the receipts 1"),
         (lambda r: replace(r, leftovers={"leases": ["e-1"]}), "left: leases: e-1"),
         (
             lambda r: replace(

@@ -111,7 +111,8 @@ def test_the_example_file_names_only_real_settings_with_their_defaults(monkeypat
     example = Path(__file__).parents[2] / ".env.example"
     commented = [line[2:] for line in example.read_text().splitlines() if line.startswith("# ") and "=" in line]
     rows = dict(line.split("=", 1) for line in commented if line.split("=")[0].replace("_", "").isalnum())
-    places = ("REDIS_URL", "E2B_API_KEY", "FARM_E2B_API_URL", "FARM_PLAN", "FARM_TERMINUS_TOKEN")
+    places = {"REDIS_URL", "E2B_API_KEY", "FARM_E2B_API_URL", "FARM_PLAN", "FARM_TERMINUS_TOKEN"}
+    places |= {"FARM_METRICS_PORT", "FARM_METRICS_TOKEN"}
     defaults = load_settings()
     for name, value in rows.items():
         if name not in places:
@@ -120,7 +121,7 @@ def test_the_example_file_names_only_real_settings_with_their_defaults(monkeypat
     assert len(rows) > 15
     assert read == defaults
     known = {f"FARM_{field.upper()}" for field in type(read).model_fields}
-    assert {name.split("__")[0] for name in rows} - set(places) <= known
+    assert {name.split("__")[0] for name in rows} - places <= known
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""The farm in Prometheus's terms: one reading of Redis, and the metric families that a reading makes.
+
+What always holds: nothing is kept between scrapes, so whoever is asked says the same, restarts reset nothing, and a
+label set that is gone is gone; counters and histograms are farm:counters, which the receipts and the settlements of
+sandboxes write themselves (counts.py); no label carries an id. Counting a farm is a handful of round trips, however
+many receipts there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import cast
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from orchestrator.allocations import Running
+from orchestrator.cost import Rates, usd
+from orchestrator.counts import COST, INFINITE, PHASE, REWARD, TOOL_CALL, Distribution, Histogram, distribution
+from orchestrator.farm import Farm
+from orchestrator.keys import Keys
+from orchestrator.limiter import Reading as LimiterReading
+from orchestrator.unresolved import ORPHANS_DELETED
+from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
+
+_UNSETTLED = tuple(state for state in AllocationState if not state.settled)
+_CLEANUPS = (*(state for state in AllocationState if state.settled), AllocationState.UNRESOLVED)
+_STUCK = (AllocationState.UNRESOLVED, AllocationState.UNKNOWN)
+_RESULTS = ("ok", "failed", "timed_out", "lost")
+_SECONDS_OF_AN_HOUR = 3600
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one scrape found."""
+
+    counters: Mapping[str, str]
+    running: tuple[Running, ...]
+    limiter: LimiterReading
+    queue: str
+    queued: int
+    slots: tuple[str, ...]
+    """Names of the live ones, `<worker>-<number>`."""
+    leased: int
+    rates: Rates
+
+
+def read(farm: Farm) -> Reading:
+    """Look at the farm once; raises RedisError."""
+    return Reading(
+        counters=cast("dict[str, str]", farm.redis.hgetall(Keys.COUNTERS)),
+        running=tuple(farm.ledger.allocations.running()),
+        limiter=farm.limiter.read(),
+        queue=farm.settings.queue,
+        queued=farm.queue.depth(),
+        slots=tuple(farm.presence.live_slots()),
+        leased=farm.redis.zcard(Keys.LEASES),
+        rates=Rates(farm.settings.vcpu_usd_per_second, farm.settings.gib_usd_per_second),
+    )
+
+
+def registry_of(reading: Reading | None) -> CollectorRegistry:
+    """A registry for one scrape; without a reading Redis is away, and that is all it says."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(reading))
+    return registry
+
+
+class _Once(Collector):
+    def __init__(self, reading: Reading | None) -> None:
+        self._reading = reading
+
+    def collect(self) -> Iterator[Metric]:
+        """The families."""
+        up = GaugeMetricFamily("farm_redis_up", "Whether the farm's Redis answered this scrape.")
+        up.add_metric([], self._reading is not None)
+        yield up
+        if self._reading is not None:
+            yield from families(self._reading)
+
+
+def families(reading: Reading) -> Iterator[Metric]:
+    """Every family of a reading."""
+    yield from _counted(reading.counters)
+    yield from _now(reading)
+    yield from _limits(reading.limiter)
+    yield from _money(reading)
+    yield from _distributions(reading.counters)
+
+
+def _counted(counters: Mapping[str, str]) -> Iterator[Metric]:
+    def count(field: str) -> int:
+        return int(counters.get(field, 0))
+
+    yield _counter(
+        "farm_episodes",
+        "Episodes that ended, by outcome.",
+        "outcome",
+        {str(o): count(f"episodes:{o}") for o in Outcome},
+    )
+    yield _counter(
+        "farm_sandboxes_created", "Sandboxes that got an id.", "role", {str(r): count(f"created:{r}") for r in Role}
+    )
+    yield _counter(
+        "farm_rate_limited",
+        "Creations answered 429, by kind.",
+        "kind",
+        {kind: count(f"rate_limited:{kind}") for kind in ("rate", "concurrency")},
+    )
+    yield _counter(
+        "farm_cleanups",
+        "How sandboxes were settled; unresolved is counted each time one could not be.",
+        "result",
+        {str(state): count(f"cleanups:{state}") for state in _CLEANUPS},
+    )
+    orphans = CounterMetricFamily("farm_orphans", "Sandboxes of this farm that belonged to nobody and were deleted.")
+    orphans.add_metric([], count(ORPHANS_DELETED))
+    yield orphans
+    calls = CounterMetricFamily(
+        "farm_tool_calls", "Calls of policies in ended episodes, by how they went.", labels=["tool", "result"]
+    )
+    for tool in ("terminal", "submit"):
+        for result in _RESULTS:
+            calls.add_metric([tool, result], count(f"tool_calls:{tool}:{result}"))
+    yield calls
+    yield _counter(
+        "farm_sandbox_seconds",
+        "Seconds that settled sandboxes ran.",
+        "role",
+        {str(r): float(Decimal(count(f"sandbox_ms:{r}")) / 1000) for r in Role},
+    )
+    yield _counter(
+        "farm_cost_usd",
+        "What settled sandboxes cost at the configured prices.",
+        "role",
+        {str(r): float(usd(count(f"cost_picousd:{r}"))) for r in Role},
+    )
+
+
+def _now(reading: Reading) -> Iterator[Metric]:
+    yield _gauge("farm_queue_episodes", "Episodes waiting in the queue.", "queue", {reading.queue: reading.queued})
+    live = len(reading.slots)
+    busy = min(reading.leased, live)
+    yield _gauge("farm_slots", "Live slots.", "state", {"busy": busy, "idle": live - busy})
+    workers = GaugeMetricFamily("farm_workers", "Workers with a live slot.")
+    workers.add_metric([], len({slot.rpartition("-")[0] for slot in reading.slots}))
+    yield workers
+    sandboxes = GaugeMetricFamily("farm_sandboxes", "Sandboxes that may be running.", labels=["role", "state"])
+    found = {(row.role, row.state): row.count for row in reading.running}
+    for role in Role:
+        for state in _UNSETTLED:
+            sandboxes.add_metric([role, state], found.get((role, state), 0))
+    yield sandboxes
+    stuck = GaugeMetricFamily("farm_unresolved_allocations", "Sandboxes whose end or existence is not confirmed.")
+    stuck.add_metric([], sum(row.count for row in reading.running if row.state in _STUCK))
+    yield stuck
+
+
+def _limits(limiter: LimiterReading) -> Iterator[Metric]:
+    concurrency = {"configured": limiter.concurrency_configured, "effective": limiter.concurrency_effective}
+    yield _gauge("farm_concurrency_limit", "Running sandboxes allowed, project-wide.", "kind", concurrency)
+    rate = {"configured": limiter.rate_configured, "effective": limiter.rate_effective}
+    yield _gauge("farm_creation_rate_limit", "Creations a second allowed; 0 is no limit of ours.", "kind", rate)
+    cooldown = GaugeMetricFamily("farm_cooldown_seconds", "How long creations still pause after a 429.")
+    cooldown.add_metric([], limiter.cooldown_seconds)
+    yield cooldown
+
+
+def _money(reading: Reading) -> Iterator[Metric]:
+    sizes = [row for row in reading.running if row.state in (AllocationState.CREATED, AllocationState.UNRESOLVED)]
+    vcpus, memory_mb = sum(row.vcpus for row in sizes), sum(row.memory_mb for row in sizes)
+    second = Decimal(str(reading.rates.vcpu_usd_per_second)) * vcpus
+    second += Decimal(str(reading.rates.gib_usd_per_second)) * memory_mb / 1024
+    burn = GaugeMetricFamily("farm_burn_usd_per_hour", "What the sandboxes that run now cost an hour.")
+    burn.add_metric([], float(second * _SECONDS_OF_AN_HOUR))
+    yield burn
+    spent = usd(sum(int(reading.counters.get(f"cost_picousd:{role}", 0)) for role in Role))
+    # limit and reserved come with a spending limit; without one there is nothing to say
+    yield _gauge("farm_budget_usd", "Spent on settled sandboxes so far.", "kind", {"spent": float(spent)})
+
+
+def _distributions(counters: Mapping[str, str]) -> Iterator[Metric]:
+    phases = HistogramMetricFamily("farm_episode_phase_seconds", "Phases of ended episodes.", labels=["phase"])
+    for phase in Phase:
+        _add(phases, [phase], distribution(counters, PHASE, phase))
+    yield phases
+    plain: tuple[tuple[str, str, Histogram], ...] = (
+        ("farm_tool_call_seconds", "Terminal calls of ended episodes, as the worker saw them.", TOOL_CALL),
+        ("farm_episode_reward", "Rewards of scored episodes.", REWARD),
+        ("farm_episode_cost_usd", "What ended episodes cost, once all of their sandboxes are settled.", COST),
+    )
+    for name, text, histogram in plain:
+        family = HistogramMetricFamily(name, text)
+        _add(family, [], distribution(counters, histogram))
+        yield family
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], found: Distribution) -> None:
+    # le as a float, which is how OpenMetrics and Prometheus 3 spell it
+    buckets = [(str(float(bound)) if bound != INFINITE else bound, count) for bound, count in found.buckets]
+    family.add_metric(labels, buckets, sum_value=float(found.sum))
+
+
+def _counter(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
+
+
+def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family

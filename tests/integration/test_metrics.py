@@ -1,0 +1,252 @@
+"""Metrics equal the receipts: of real episodes, whoever is asked, and say so when Redis is away."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.embedded import EmbeddedRedis
+from deploy.web_server import serving
+from orchestrator.errors import SettingsError
+from orchestrator.farm import Farm, open_farm
+from orchestrator.metrics import read
+from orchestrator.receipts import ReceiptFilter, Receipts
+from orchestrator.records import SettledReceipt
+from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
+from orchestrator.web import create_app
+from tests.support.farm import Field, Ground, candidate, open_field, repaired, script
+from tests.support.processes import ROOT, Marked, worker_environment
+from tests.support.truth import a_receipt, a_spec, admit, beat_slots, farm_of, farm_settings, intended, leased
+from tests.support.waiting import wait_until
+
+pytest_plugins = ["tests.support.farm"]
+
+Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def series(text: str) -> Series:
+    """Every sample by name and labels."""
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    found = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+    assert len(found) == len(samples), "a series is there twice"
+    return found
+
+
+def value(found: Series, name: str, **labels: str) -> float:
+    return found[name, frozenset(labels.items())]
+
+
+def scrape(farm: Farm) -> str:
+    """What an orchestrator of its own answers."""
+    with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+        return httpx.get(f"{url}/metrics", timeout=10).raise_for_status().text
+
+
+def of_receipts(found: Iterable[SettledReceipt]) -> dict[tuple[str, frozenset[tuple[str, str]]], Decimal]:
+    """The same totals, worked out from the receipts alone."""
+    wanted: Counter[tuple[str, frozenset[tuple[str, str]]]] = Counter()
+
+    def add(name: str, amount: Decimal | int, **labels: str) -> None:
+        wanted[name, frozenset(labels.items())] += amount  # type: ignore[assignment]
+
+    for settled in found:
+        receipt = settled.receipt
+        add("farm_episodes_total", 1, outcome=receipt.outcome)
+        for phase, seconds in receipt.phases.items():
+            add("farm_episode_phase_seconds_sum", Decimal(repr(seconds)), phase=phase)
+            add("farm_episode_phase_seconds_count", 1, phase=phase)
+        for step in receipt.operations:
+            if step.name == "terminal":
+                add("farm_tool_call_seconds_sum", Decimal(repr(step.seconds)))
+                add("farm_tool_call_seconds_count", 1)
+        if receipt.reward is not None:
+            add("farm_episode_reward_sum", Decimal(repr(receipt.reward)))
+            add("farm_episode_reward_count", 1)
+        add("farm_episode_cost_usd_count", 1)
+        for row in settled.allocations:
+            add("farm_cleanups_total", 1, result=row.state)
+            if row.sandbox_id is not None:
+                add("farm_sandboxes_created_total", 1, role=row.role)
+                cost = Decimal(row.cost_picousd or 0) / 10**12
+                add("farm_cost_usd_total", cost, role=row.role)
+                add("farm_episode_cost_usd_sum", cost)
+                add("farm_sandbox_seconds_total", Decimal(repr(row.running_seconds)), role=row.role)
+    return dict(wanted)  # type: ignore[arg-type]
+
+
+def check_equal(farm: Farm, found: Series) -> None:
+    """Every total is that of the receipts, to the last digit, and what they do not know is nought."""
+    wanted = of_receipts(Receipts(farm.redis, farm.ledger.allocations).select(ReceiptFilter()))
+    assert wanted
+    assert {key: float(amount) for key, amount in wanted.items()} == {key: found[key] for key in wanted}
+    names = {name for name, _ in wanted}
+    assert {key: amount for key, amount in found.items() if key[0] in names and key not in wanted and amount} == {}
+
+
+@pytest.fixture(scope="module")
+def lasting(ground: Ground) -> Iterator[Field]:
+    """A farm whose episodes have ended in five ways."""
+    with open_field(ground, own_database=True) as field:
+        field.run(field.spec(script(candidate(repaired()), "cat nothing", "echo seen")))
+        field.run(field.spec(script("echo hello")))
+        field.run(field.spec(script("rm report.py")))
+        field.run(field.spec(script(candidate("raise SystemExit(3)"))))
+        field.run(field.spec(script(), template="no-such-template"))
+        yield field
+
+
+def test_metrics_equal_the_receipts_of_real_episodes(lasting: Field) -> None:
+    found = series(scrape(lasting.farm))
+    check_equal(lasting.farm, found)
+    assert value(found, "farm_episodes_total", outcome="setup_failed") == 1
+    assert value(found, "farm_tool_calls_total", tool="terminal", result="failed") == 1
+    assert value(found, "farm_episodes_total", outcome="artifact_missing") == 1
+    assert value(found, "farm_episode_reward_bucket", le="0.0") == 3
+    assert value(found, "farm_cost_usd_total", role="policy") > 0
+
+
+def test_every_orchestrator_says_the_same(lasting: Field) -> None:
+    first, second = (scrape(open_farm(lasting.settings, patient=False)) for _ in range(2))
+    assert first == second
+
+
+def test_every_name_of_the_design_is_there_and_none_carries_an_id(lasting: Field) -> None:
+    text = scrape(lasting.farm)
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    counters = {"episodes", "sandboxes_created", "rate_limited", "cleanups", "orphans", "tool_calls"}
+    counters |= {"sandbox_seconds", "cost_usd"}
+    gauges = {"queue_episodes", "slots", "workers", "sandboxes", "concurrency_limit", "creation_rate_limit"}
+    gauges |= {"cooldown_seconds", "unresolved_allocations", "burn_usd_per_hour", "budget_usd", "redis_up"}
+    histograms = {"episode_phase_seconds", "tool_call_seconds", "episode_reward", "episode_cost_usd"}
+    for kind, names in (("counter", counters), ("gauge", gauges), ("histogram", histograms)):
+        assert {name for name, family in families.items() if family.type == kind} == {f"farm_{name}" for name in names}
+    assert all(family.documentation.endswith(".") for family in families.values())
+    given = {(name, v) for family in families.values() for s in family.samples for name, v in s.labels.items()}
+    labels = {"outcome", "role", "kind", "result", "tool", "queue", "state", "phase", "le"}
+    assert {name for name, _ in given} <= labels
+    known = {*map(str, Outcome), *map(str, Role), *map(str, AllocationState), *map(str, Phase)}
+    known |= {"rate", "concurrency", "terminal", "submit", "ok", "failed", "timed_out", "lost", lasting.settings.queue}
+    known |= {"busy", "idle", "configured", "effective", "spent"}
+    assert {v for name, v in given if name != "le"} <= known
+    if promtool := shutil.which("promtool"):
+        checked = subprocess.run(
+            [promtool, "check", "metrics"], input=text, text=True, capture_output=True, check=False
+        )
+        assert checked.returncode == 0, checked.stderr + checked.stdout
+
+
+def test_what_goes_on_now_is_seen(redis_url: str) -> None:
+    with farm_of(farm_settings(redis_url, concurrency_limit=5, creation_rate=2)) as farm:
+        beat_slots(farm, 4)
+        queued = a_spec()
+        farm.ledger.open(queued)
+        farm.queue.enqueue(queued)
+        running, lease = leased(farm)
+        admit(farm, running.episode_id)
+        policy, verifier = (intended(farm, running, lease, role) for role in Role)
+        farm.ledger.allocations.created(policy, "sandbox-1", lease.token, creating_ms=10)
+        farm.ledger.allocations.sized(policy, vcpus=2, memory_mb=512)
+        farm.ledger.allocations.unknown(verifier, lease.token, "its answer was lost")
+        found = series(scrape(farm))
+    assert value(found, "farm_queue_episodes", queue="episodes") == 1
+    assert (value(found, "farm_slots", state="busy"), value(found, "farm_slots", state="idle")) == (1, 3)
+    assert value(found, "farm_workers") == 1
+    assert value(found, "farm_sandboxes", role="policy", state="created") == 1
+    assert value(found, "farm_sandboxes", role="verifier", state="unknown") == 1
+    assert value(found, "farm_unresolved_allocations") == 1
+    assert value(found, "farm_burn_usd_per_hour") == float(3600 * (2 * Decimal("0.000014") + Decimal("0.00000225")))
+    assert value(found, "farm_concurrency_limit", kind="configured") == 5
+    assert value(found, "farm_creation_rate_limit", kind="effective") == 2
+    assert value(found, "farm_redis_up") == 1
+
+
+def test_a_late_settlement_is_in_the_cost_of_its_episode_and_counted_once(redis_url: str) -> None:
+    with farm_of(farm_settings(redis_url)) as farm:
+        spec, lease = leased(farm)
+        admit(farm, spec.episode_id)
+        row = intended(farm, spec, lease, Role.POLICY)
+        farm.ledger.allocations.created(row, "sandbox-1", lease.token, creating_ms=10)
+        row = farm.ledger.allocations.sized(row, vcpus=2, memory_mb=512)
+        farm.ledger.allocations.unresolved(row, lease.token, "the deletion was not answered")
+        farm.ledger.commit(a_receipt(spec, Outcome.CLEANUP_UNRESOLVED, allocations=(row.allocation_id,)), lease.token)
+        assert value(series(scrape(farm)), "farm_episode_cost_usd_count") == 0
+        for _ in range(2):
+            farm.ledger.allocations.absent(row, lease.token, running_ms=60_000)
+        found = series(scrape(farm))
+        assert value(found, "farm_episode_cost_usd_count") == 1
+        assert value(found, "farm_episode_cost_usd_sum") == value(found, "farm_cost_usd_total", role="policy") > 0
+
+
+def test_without_redis_metrics_say_so_and_readiness_fails(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "redis", appendfsync="no") as server:
+        farm = open_farm(farm_settings(server.url), patient=False)
+        with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+            assert httpx.get(f"{url}/readyz").status_code == 200
+            server.stop()
+            answer = httpx.get(f"{url}/metrics", timeout=10)
+            assert (answer.status_code, series(answer.text)) == (200, {("farm_redis_up", frozenset()): 0.0})
+            assert httpx.get(f"{url}/readyz", timeout=10).status_code == 503
+            assert httpx.get(f"{url}/healthz").status_code == 200
+
+
+def test_openmetrics_is_spoken_to_who_asks_for_it(redis_url: str) -> None:
+    with farm_of(farm_settings(redis_url)) as farm:
+        with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+            answer = httpx.get(f"{url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+def test_a_token_guards_the_metrics_and_not_the_probes(redis_url: str) -> None:
+    with farm_of(farm_settings(redis_url)) as farm:
+        with serving(create_app(lambda: read(farm), token="secret"), "127.0.0.1", 0) as url:
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+                assert httpx.get(f"{url}/metrics", headers=headers).status_code == 401
+            assert httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer secret"}).status_code == 200
+            assert httpx.get(f"{url}/healthz").status_code == 200
+
+
+def test_an_address_that_is_taken_is_a_clear_error(redis_url: str) -> None:
+    with farm_of(farm_settings(redis_url)) as farm:
+        with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+            port = int(url.rpartition(":")[2])
+            with pytest.raises(SettingsError, match=f"127.0.0.1:{port} cannot be listened on .* choose another"):
+                with serving(create_app(lambda: read(farm)), "127.0.0.1", port):
+                    pass
+
+
+def test_the_orchestrator_serves_its_metrics(lasting: Field, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deploy.cli", "orchestrator", "--metrics-port", "0"]
+    environment = {**worker_environment(lasting.settings), "PYTHONPATH": str(ROOT)}
+    running = Marked(command, environment=environment, cwd=tmp_path, output=tmp_path / "output")
+    try:
+        where = wait_until(
+            lambda: re.search(r"http://127[\d.:]+/metrics", running.stdout), seconds=30, description="it says where"
+        )
+        assert where is not None
+        assert httpx.get(where.group()).text == scrape(lasting.farm)
+        running.process.terminate()
+        assert running.wait(20) == 0
+    finally:
+        running.end()
+
+
+def test_beyond_loopback_a_token_is_wanted(lasting: Field, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deploy.cli", "orchestrator", "--metrics-port", "0", "--metrics-host", "0.0.0.0"]
+    environment = {**worker_environment(lasting.settings), "PYTHONPATH": str(ROOT)}
+    running = Marked(command, environment=environment, cwd=tmp_path, output=tmp_path / "output")
+    try:
+        assert running.wait(30) == 3
+        assert "FARM_METRICS_TOKEN" in running.stderr
+    finally:
+        running.end()
