@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input -qq -
 INPUTS := pyproject.toml deploy/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test lint format format-check types pytest bench chaos clean
+.PHONY: help demo install test lint format format-check types pytest bench chaos learn learn-short clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -41,8 +41,14 @@ bench: .venv/.dev  ## Measure overheads; prints a table, writes bench.json
 chaos: .venv/.dev  ## Kill a farm piece by piece while it runs 200 episodes; nothing may be lost or left
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
+learn: .venv/.dev  ## Train a tiny policy on real episodes, three seeds and a control; writes learn.png and learn.json
+	$(BIN)/python -m tests.learning $(LEARN)
+
+learn-short: .venv/.dev  ## The same with one seed, as a test
+	$(BIN)/python -m pytest tests/learning
+
 clean:  ## Remove .venv, caches and the embedded stack's data
-	rm -rf .venv .farm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info bench.json
+	rm -rf .venv .farm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info bench.json learn.png learn.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp for each set of extras: nothing is installed again until pyproject.toml or the pins change.
@@ -60,5 +66,5 @@ clean:  ## Remove .venv, caches and the embedded stack's data
 
 .venv/.dev: .venv/.made $(INPUTS)
 	@echo "installing rollout-farm and its development tools into .venv (a minute or two, once)"
-	@$(PIP) -e '.[local,dev]'
+	@$(PIP) -e '.[local,train,dev]'
 	@touch .venv/.local $@

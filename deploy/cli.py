@@ -6,6 +6,7 @@ Each group is a module of deploy/commands with a `register(app)`; what is heavy 
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from typing import Annotated
@@ -15,8 +16,10 @@ from redis.exceptions import RedisError
 
 from deploy.commands import (
     cancel,
+    compare,
     demo,
     doctor,
+    evaluate,
     limits,
     orchestrator,
     receipts,
@@ -25,14 +28,33 @@ from deploy.commands import (
     status,
     tasks,
     terminus,
+    train,
     up,
     worker,
 )
 from deploy.exit_codes import ExitCode, exit_code
-from deploy.terminal import print_error
+from deploy.terminal import errors, print_error, safe
 from orchestrator.errors import FarmError
+from orchestrator.settings import unknown_variables
 
-GROUPS = (demo, run, up, worker, orchestrator, status, limits, receipts, cancel, doctor, tasks, sandboxes, terminus)
+GROUPS = (
+    demo,
+    run,
+    train,
+    evaluate,
+    compare,
+    up,
+    worker,
+    orchestrator,
+    status,
+    limits,
+    receipts,
+    cancel,
+    doctor,
+    tasks,
+    sandboxes,
+    terminus,
+)
 
 
 def build() -> typer.Typer:
@@ -51,6 +73,8 @@ def build() -> typer.Typer:
 
 def main() -> None:
     """Entry point of the distribution."""
+    for problem in unknown_variables(os.environ):
+        errors().print(f"warning: {safe(problem)}", markup=False)
     try:
         build()()
     except FarmError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from orchestrator.errors import CapacityError, EpisodeAborted, ProviderError, RedisUnavailable, SettingsError
+from orchestrator.errors import CapacityError, EpisodeAborted, FarmError, ProviderError, RedisUnavailable, SettingsError
 from orchestrator.tasks import TaskError
 
 
@@ -36,3 +36,15 @@ _BY_ERROR: tuple[tuple[type[Exception], ExitCode], ...] = (
 def exit_code(error: Exception) -> ExitCode:
     """The code of an error that ended a command."""
     return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), ExitCode.FAILED)
+
+
+_SAID_BY_CHILDREN: dict[int, type[FarmError]] = {
+    ExitCode.SETTINGS: SettingsError,
+    ExitCode.REDIS: RedisUnavailable,
+    ExitCode.PROVIDER: ProviderError,
+}
+
+
+def child_error(code: int) -> type[FarmError] | None:
+    """The kind of error that a command of ours reported and ended by, where its code tells a starter what to do."""
+    return _SAID_BY_CHILDREN.get(code)

@@ -16,13 +16,16 @@ from typing import Self
 
 from deploy.embedded import Stack
 from deploy.embedded.children import end, last_lines, leashed, spawn
-from deploy.exit_codes import ExitCode
-from orchestrator.errors import FarmError, ProviderError
+from deploy.exit_codes import child_error
+from orchestrator.errors import FarmError
 from orchestrator.farm import Farm, open_farm
 from orchestrator.settings import Settings
 
 _READY_SECONDS = 60.0
 """For workers to import everything and report; 2 to 4 s is usual on two idle cores."""
+
+_REPORTED = "error: "
+"""How a command of ours begins the line that says why it ends."""
 
 
 class LocalFarm:
@@ -62,12 +65,19 @@ class LocalFarm:
         self._stack.check()
         orchestrator = self._orchestrator
         if orchestrator is not None and orchestrator.poll() is not None:
-            log = last_lines(self.logs / "orchestrator.log")
-            raise FarmError(f"orchestrator ended with {orchestrator.returncode}:\n{log}")
+            raise self._why("orchestrator", orchestrator.returncode)
         for child in self._workers:
             if child.poll() is not None:
-                reason = f"workers ended with {child.returncode}:\n{last_lines(self.logs / 'workers.log')}"
-                raise ProviderError(reason) if child.returncode == ExitCode.PROVIDER else FarmError(reason)
+                raise self._why("workers", child.returncode)
+
+    def _why(self, name: str, code: int) -> FarmError:
+        """The error that this child reported itself, or all it logged last when it reported none."""
+        log = self.logs / f"{name}.log"
+        said = [line for line in last_lines(log).splitlines() if line.strip().startswith(_REPORTED)]
+        kind = child_error(code)
+        if kind is not None and said:
+            return kind(said[-1].strip().removeprefix(_REPORTED))
+        return FarmError(f"{name} ended with {code}:\n{last_lines(log)}")
 
     def environment(self) -> dict[str, str]:
         """The environment of a process that works for this farm: ours, and where its Redis and its sandboxes are."""

@@ -61,7 +61,7 @@ class Allocations:
 
     def sized(self, row: Allocation, *, vcpus: int, memory_mb: int) -> Allocation:
         """Note the sandbox's real size, which is what it costs; the row with it."""
-        self._redis.hset(Keys.allocation(row.allocation_id), mapping={"vcpus": vcpus, "memory_mb": memory_mb})
+        self._scripts.run("note_size", [Keys.allocation(row.allocation_id)], [vcpus, memory_mb])
         return row.model_copy(update={"vcpus": vcpus, "memory_mb": memory_mb})
 
     def unknown(self, row: Allocation, token: str, detail: str) -> None:
@@ -76,18 +76,23 @@ class Allocations:
         """Deletion could not be confirmed; the reconciler keeps at it and the permit stays held."""
         self._move(row, AllocationState.UNRESOLVED, token, {"detail": detail})
 
-    def expired(self, row: Allocation, token: str, detail: str) -> None:
-        """The longest possible life of what may have been created is over."""
-        self._move(row, AllocationState.EXPIRED, token, {"detail": detail})
+    def expired(self, row: Allocation, token: str, detail: str, *, running_ms: int = 0) -> None:
+        """The longest possible life of what may have been created is over; `running_ms` of it are priced."""
+        fields, counters = self._priced(row, running_ms) if running_ms else ({}, {})
+        self._move(row, AllocationState.EXPIRED, token, {"detail": detail, **fields}, counters)
 
     def absent(self, row: Allocation, token: str, *, running_ms: int) -> None:
         """Confirmed absent after running for `running_ms`; priced at the row's size."""
+        self._move(row, AllocationState.ABSENT, token, *self._priced(row, running_ms))
+
+    def _priced(self, row: Allocation, running_ms: int) -> tuple[Fields, dict[str, int]]:
+        """Fields and counters of what a sandbox cost."""
         cost = 0
         if row.vcpus is not None and row.memory_mb is not None:
             cost = cost_picousd(running_ms, vcpus=row.vcpus, memory_mb=row.memory_mb, rates=self._rates)
         fields: Fields = {"running_ms": running_ms, "cost_picousd": cost}
         counters = {f"sandbox_ms:{row.role}": running_ms, f"cost_picousd:{row.role}": cost}
-        self._move(row, AllocationState.ABSENT, token, fields, counters)
+        return fields, counters
 
     def get(self, allocation_id: str) -> Allocation | None:
         """One allocation as it stands."""
@@ -196,6 +201,7 @@ def _allocation(raw: dict[str, str]) -> Allocation:
         intended_at=int(raw["intended_at"]) / 1000,
         created_at=created - int(raw.get("creating_ms", 0)) / 1000 if created is not None else None,
         unknown_at=at("unknown_at"),
+        unresolved_at=at("unresolved_at"),
         absent_at=at("absent_at"),
         running_seconds=int(raw["running_ms"]) / 1000 if "running_ms" in raw else None,
         cost_picousd=number("cost_picousd"),

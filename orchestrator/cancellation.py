@@ -7,21 +7,25 @@ Episodes submitted after the request are not touched by it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
+from orchestrator.endings import end_queued
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.vocabulary import EpisodeState, Outcome
 
+logger = logging.getLogger(__name__)
+
 _LOOK_SECONDS = 0.2
 """Pause between two looks at what still runs: the slots themselves look once a second."""
-
-_REQUESTED = "cancelled on request before it was taken"
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,7 @@ class Cancellation:
 
         Raises FarmError for a run that the farm does not know, and for a group of which nothing is open.
         """
-        rows = [
-            row.episode_id
-            for row in self._ledger.open_rows()
-            if run_id in (None, row.run_id) and group_id in (None, row.group_id)
-        ]
+        rows = self.matching(run_id=run_id, group_id=group_id)
         if not rows and group_id is not None:
             raise FarmError(
                 f"nothing is open in group {group_id!r}: it has ended or never was; "
@@ -70,6 +70,15 @@ class Cancellation:
             )
         if not rows and run_id is not None and not self._redis.exists(Keys.finished(run_id)):
             raise FarmError(f"no run {run_id!r}: the farm does not know it; see what there is: rollout-farm receipts")
+        return rows
+
+    def matching(self, *, run_id: str | None, group_id: str | None) -> list[str]:
+        """As `open_of`, where finding nothing is no error."""
+        rows = [
+            row.episode_id
+            for row in self._ledger.open_rows()
+            if run_id in (None, row.run_id) and group_id in (None, row.group_id)
+        ]
         return rows[::-1]  # slots take the oldest first: from behind, fewer begin while we go through them
 
     def known(self, episodes: Iterable[str]) -> list[str]:
@@ -81,12 +90,18 @@ class Cancellation:
         return named
 
     def ask(self, episodes: Sequence[str]) -> None:
-        """Ask for the end of all of them: queued ones have their receipts when this returns."""
+        """Ask for the end of all of them: queued ones have their receipts when this returns.
+
+        One that cannot be ended is logged and keeps no other waiting: the reconciler ends it.
+        """
         queued = [episode for episode in episodes if self._ledger.cancel(episode) is EpisodeState.QUEUED]
         for episode in queued:
             row = self._ledger.row(episode)
-            if row is not None and self._ledger.end_queued(row, Outcome.CANCELLED, _REQUESTED):
-                self._queue.withdraw(row.job_id)
+            try:
+                if row is not None:
+                    end_queued(self._ledger, self._queue, row, Outcome.CANCELLED)
+            except (FarmError, ValidationError) as error:
+                logger.error("not ended: %s", error, extra={"episode": episode})
 
     def wait(self, episodes: Sequence[str], seconds: float) -> Ending:
         """What became of them once all have ended and are settled, or after `seconds`."""

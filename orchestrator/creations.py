@@ -46,11 +46,16 @@ class Defaults:
     creation_rate: float
 
 
+State = Literal["wait", "granted", "too_far", "over", "never"]
+_STATES: tuple[State, ...] = ("wait", "granted", "too_far", "over", "never")
+"""In the order of take_creation.lua's numbers."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """What the line answered."""
 
-    state: Literal["granted", "wait", "too_far", "over"]
+    state: State
     wait_seconds: float = 0.0
     """Until it should ask again, or until its turn when that is too far away."""
 
@@ -58,12 +63,21 @@ class Turn:
 class Creation:
     """One sandbox's way through the line, with all its attempts. Made by `Limiter.creation`."""
 
-    def __init__(self, redis: Redis, scripts: Scripts, defaults: Defaults, episode_id: str, role: Role) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        scripts: Scripts,
+        defaults: Defaults,
+        episode_id: str,
+        role: Role,
+        *,
+        settling: bool = False,
+    ) -> None:
         self._redis = redis
         self._scripts = scripts
         self._defaults = defaults
         self._episode_id = episode_id
-        self._class = 1 if role is Role.VERIFIER else 2
+        self._class = 0 if settling else 1 if role is Role.VERIFIER else 2
         self._arrival = ""
         self._refusals = 0
         self.begin()
@@ -72,7 +86,8 @@ class Creation:
         """Return when one attempt may be sent; a new attempt goes on from the old one's place in line.
 
         `check` is called now and then and may raise to give up. Raises EpisodeAborted(deadline) as soon as the turn
-        lies beyond `wait_seconds`, LeaseLost when the episode has its receipt already.
+        lies beyond `wait_seconds`, EpisodeAborted(admission_timeout) when the limit fell below its batch's reservation,
+        LeaseLost when the episode has its receipt already.
         """
         self.begin()
         ends = time.monotonic() + wait_seconds
@@ -84,6 +99,10 @@ class Creation:
                     return
                 if turn.state == "over":
                     raise LeaseLost(f"{self._episode_id}: it has its receipt already")
+                if turn.state == "never":
+                    raise EpisodeAborted(
+                        Outcome.ADMISSION_TIMEOUT, "the concurrency limit fell below the batch's reservation"
+                    )
                 if turn.state == "too_far" or left <= 0:
                     away = f"the next creation is {turn.wait_seconds:.1f} s away" if left > 0 else "no place was free"
                     raise EpisodeAborted(Outcome.DEADLINE, away)
@@ -104,6 +123,7 @@ class Creation:
             Keys.episode(self._episode_id),
             Keys.creation(self.creation_id),
             Keys.wake(self.creation_id),
+            Keys.PERMITS,
         ]
         args: list[str | int | float] = [
             self.creation_id,
@@ -118,8 +138,7 @@ class Creation:
         ]
         state, arrival, *wait_ms = self._scripts.run("take_creation", keys, args)
         self._arrival = str(arrival)
-        states: tuple[Literal["wait", "granted", "too_far", "over"], ...] = ("wait", "granted", "too_far", "over")
-        return Turn(states[state], wait_ms[0] / 1000 if wait_ms else 0.0)
+        return Turn(_STATES[state], wait_ms[0] / 1000 if wait_ms else 0.0)
 
     def leave(self) -> None:
         """Give up the place in line."""

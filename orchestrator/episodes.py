@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from orchestrator.connection import BLOCK_SECONDS, redis_border
+from orchestrator.endings import end_queued
 from orchestrator.errors import (
     ActionPending,
     CommandTooLarge,
@@ -24,6 +25,7 @@ from orchestrator.errors import (
 from orchestrator.finished import Finished
 from orchestrator.ledger import Ledger
 from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
+from orchestrator.queue import JobQueue
 from orchestrator.records import EpisodeSpec, Receipt
 from orchestrator.vocabulary import Drive, EpisodeState, Outcome
 
@@ -51,7 +53,9 @@ class Observation(str):
 class Episode:
     """A handle on one submitted episode. As a context manager it closes what it leaves unfinished."""
 
-    def __init__(self, spec: EpisodeSpec, mailbox: Mailbox, ledger: Ledger, finished: Finished) -> None:
+    def __init__(
+        self, spec: EpisodeSpec, mailbox: Mailbox, ledger: Ledger, finished: Finished, queue: JobQueue
+    ) -> None:
         self.spec = spec
         self.episode_id = spec.episode_id
         self.run_id = spec.run_id
@@ -59,6 +63,7 @@ class Episode:
         self._mailbox = mailbox
         self._ledger = ledger
         self._finished = finished
+        self._queue = queue
         self._number = RESET_NUMBER
         self._ready: Observation | None = None
         self._acting = threading.Lock()
@@ -149,7 +154,7 @@ class Episode:
         if state in (None, EpisodeState.FINAL):
             return
         row = self._ledger.row(self.episode_id) if state is EpisodeState.QUEUED else None
-        if row is not None and self._ledger.end_queued(row, Outcome.CANCELLED, "closed before it was taken"):
+        if row is not None and end_queued(self._ledger, self._queue, row, Outcome.CANCELLED):
             return
         # The flag alone is seen within a second; an action is seen at once, where none of ours is on its way.
         if self._ready is not None and self._unsure is None and self._acting.acquire(blocking=False):

@@ -13,6 +13,7 @@ the caller must change something; its text says what to do next. Nobody matches 
     │   └── InfrastructureLost   raised by a step whose sandbox, server or transport is gone
     ├── EpisodeClosed            a call on an episode that already ended
     ├── CommandTooLarge          a terminal command over the limit; nothing was run
+    ├── NotAlike                 two evaluations cannot be compared (`trainer.evaluation.comparison`)
     ├── ActionPending            the worker took the action and has not answered within the caller's patience
     └── ProviderError            a sandbox provider refused or failed
         ├── AuthenticationFailed   wrong key: fatal at once, never retried

@@ -46,7 +46,12 @@ def open_farm(settings: Settings, *, patient: bool = True, answer_seconds: float
     return Farm(
         settings=settings,
         redis=redis,
-        ledger=Ledger(redis, Allocations(redis, rates=rates, retention_seconds=retention), retention_seconds=retention),
+        ledger=Ledger(
+            redis,
+            Allocations(redis, rates=rates, retention_seconds=retention),
+            retention_seconds=retention,
+            queue=settings.queue,
+        ),
         limiter=Limiter(redis, concurrency_limit=concurrency, creation_rate=rate),
         presence=Presence(
             redis, slot_seconds=settings.lease_lost_seconds, trainer_seconds=settings.trainer_lost_seconds

@@ -16,10 +16,10 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | retention |
 | farm:counters             | hash   | totals that metrics read (counts.py)             | commit, settle    | for ever: totals |
 | farm:limits               | hash   | limits set live, what 429s taught (scripts/_limits.lua) | limiter    | for ever: configuration |
-| farm:permits              | zset   | episode holding a permit -> granted at           | limiter, ledger   | empties itself; freed by confirmed absence |
+| farm:permits              | zset   | episode holding a permit -> granted at, or minus its batch's size | limiter, ledger   | empties itself; freed by confirmed absence |
 | farm:waiters              | zset   | episode waiting for a permit -> place in line    | limiter           | empties itself, stale ones pruned |
 | farm:waiters:seen         | zset   | the same -> last asked at                        | limiter           | with farm:waiters |
-| farm:places               | zset   | episode that has or creates a sandbox -> since   | limiter, ledger   | empties itself; freed with the permit |
+| farm:places               | zset   | episode that takes a place -> 1 creating, 2 running, 0 neither | limiter, ledger   | empties itself; freed with the permit |
 | farm:creators             | zset   | creation that waits -> its place in line         | limiter           | empties itself, stale ones pruned |
 | farm:creators:due         | zset   | the same -> when it asks again                   | limiter           | empties itself, with farm:creators |
 | farm:creation:<c>         | string | leave for one creation: granted at, or "refused" | limiter           | 2 min |
@@ -29,7 +29,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
 | farm:worker:<w>           | hash   | a worker's host, pid, slots, state               | supervisor        | 3 lease times |
 | farm:trainer:<t>          | string | a trainer's heartbeat                            | pool              | trainer_lost_seconds |
-| farm:mailbox:<e>:actions  | hash   | number -> action                                 | pool              | an hour past the last write |
+| farm:mailbox:<e>:actions  | hash   | number -> action                                 | pool              | deadline + 1 h past the last write |
 | farm:mailbox:<e>:taken    | hash   | number -> who took it (a nonce)                  | slot              | same |
 | farm:mailbox:<e>:results  | hash   | number -> result                                 | slot              | same |
 | farm:mailbox:<e>:inbox    | list   | numbers to take: wakes the slot                  | pool              | same |

@@ -9,7 +9,7 @@ from redis import Redis
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
 
-_LEAD_MS = 10_000
+LEAD_SECONDS = 10.0
 """How long a leader that stopped renewing keeps others waiting."""
 
 
@@ -23,7 +23,7 @@ class Leadership:
 
     def take(self) -> bool:
         """Take or keep the lead; False while somebody else has it."""
-        return bool(self._scripts.run("lead", [Keys.RECONCILER], [self._name, _LEAD_MS]))
+        return bool(self._scripts.run("lead", [Keys.RECONCILER], [self._name, int(LEAD_SECONDS * 1000)]))
 
     def give_back(self) -> None:
         """Let the next one lead at once; changes nothing when it is not ours."""

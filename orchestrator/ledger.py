@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
+from pydantic import ValidationError
 from redis import Redis
 
 from orchestrator.allocations import Allocations
@@ -21,6 +22,7 @@ from orchestrator.keys import Keys
 from orchestrator.receipts import read_receipt
 from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
 from orchestrator.scripts import Scripts
+from orchestrator.settings import DEFAULT_QUEUE
 from orchestrator.unresolved import Unresolved
 from orchestrator.vocabulary import EpisodeState, Outcome, job_id
 
@@ -47,11 +49,32 @@ class EpisodeRow:
     state: EpisodeState
     attempt: int
     job_id: str
-    spec: EpisodeSpec
+    run_id: str
+    group_id: str
+    """'' for none."""
+    trainer_id: str
+    """Who drives it, '' when it runs by itself."""
+    queue: str
+    """Name of the queue that its job belongs on, '' when the row does not say."""
+    spec_text: str
+    """The spec as it was submitted, perhaps by another version of this package."""
     queued_at: float
     started_at: float | None
     unsettled: int
     outcome: Outcome | None
+
+    @property
+    def spec(self) -> EpisodeSpec:
+        """The spec; raises FarmError when this version cannot read it."""
+        try:
+            return EpisodeSpec.model_validate_json(self.spec_text)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"])) or "it"
+            raise FarmError(
+                f"{self.episode_id}: its row cannot be read by this version ({where}: {problem['msg']}); "
+                "run one version of the farm everywhere, then submit it again"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -67,17 +90,25 @@ class OpenEpisode:
     """Who drives it, '' when it runs by itself."""
     cancelled: bool = False
     """Whether somebody asked for its end."""
+    queue: str = ""
+    """Name of the queue that its job belongs on, '' when the row does not say."""
 
 
 class Ledger:
-    """Reads and writes rows, leases and receipts; `allocations` is its part about sandboxes."""
+    """Reads and writes rows, leases and receipts; `allocations` is its part about sandboxes.
 
-    def __init__(self, redis: Redis, allocations: Allocations, *, retention_seconds: int) -> None:
+    `queue` names where the jobs of the episodes go that are opened here.
+    """
+
+    def __init__(
+        self, redis: Redis, allocations: Allocations, *, retention_seconds: int, queue: str = DEFAULT_QUEUE
+    ) -> None:
         self.allocations = allocations
         self.unresolved = Unresolved(redis)
         self._redis = redis
         self._scripts = Scripts(redis)
         self._retention = retention_seconds
+        self._queue = queue
 
     def farm_tag(self) -> str:
         """The farm's random tag: made by whoever asks first, then the same for ever."""
@@ -101,6 +132,7 @@ class Ledger:
             spec.run_id,
             spec.group_id or "",
             spec.trainer_id or "",
+            self._queue,
         ]
         return bool(self._scripts.run("enqueue_episode", keys, args))
 
@@ -194,17 +226,6 @@ class Ledger:
         state = self._scripts.run("cancel_episode", [Keys.episode(episode_id), Keys.wake(episode_id)], [])
         return EpisodeState(state) if state else None
 
-    def end_queued(self, row: EpisodeRow, outcome: Outcome, detail: str) -> bool:
-        """Take a queued episode as a slot would and write its receipt: nothing of it was ever allocated.
-
-        False when it was not queued any more; whoever took it ends it.
-        """
-        lease = self.take(row.episode_id, row.attempt, f"ended-{secrets.token_hex(8)}", lease_seconds=30)
-        if lease is None:
-            return False
-        self.commit(unrun_receipt(row, outcome, detail, self.now()), lease.token)
-        return True
-
     def cancelled(self, episode_id: str) -> bool:
         """Whether somebody asked for the episode's end."""
         return bool(self._redis.hexists(Keys.episode(episode_id), "cancel"))
@@ -220,19 +241,28 @@ class Ledger:
     def row(self, episode_id: str) -> EpisodeRow | None:
         """The episode's row, or None when there is none (any more)."""
         raw = cast("dict[str, str]", self._redis.hgetall(Keys.episode(episode_id)))
-        if not raw:
+        if "state" not in raw:
             return None
         return EpisodeRow(
             episode_id=episode_id,
             state=EpisodeState(raw["state"]),
             attempt=int(raw["attempt"]),
             job_id=raw["job"],
-            spec=EpisodeSpec.model_validate_json(raw["spec"]),
+            run_id=raw["run"],
+            group_id=raw.get("group", ""),
+            trainer_id=raw.get("trainer", ""),
+            queue=raw.get("queue", ""),
+            spec_text=raw["spec"],
             queued_at=int(raw["queued_at"]) / 1000,
             started_at=int(raw["started_at"]) / 1000 if "started_at" in raw else None,
             unsettled=int(raw["unsettled"]),
             outcome=Outcome(raw["outcome"]) if "outcome" in raw else None,
         )
+
+    def state(self, episode_id: str) -> EpisodeState | None:
+        """Where the episode's row stands, or None when there is none (any more)."""
+        state = self._redis.hget(Keys.episode(episode_id), "state")
+        return EpisodeState(cast(str, state)) if state else None
 
     def allocation_ids(self, episode_id: str) -> tuple[str, ...]:
         """Every allocation that the episode ever intended, in order."""
@@ -248,12 +278,12 @@ class Ledger:
         episodes = self.open_episodes()
         pipeline = self._redis.pipeline(transaction=False)
         for episode in episodes:
-            pipeline.hmget(Keys.episode(episode), ["state", "job", "run", "group", "trainer", "cancel"])
+            pipeline.hmget(Keys.episode(episode), ["state", "job", "run", "group", "trainer", "cancel", "queue"])
         rows = []
-        for episode, (state, job, run, group, trainer, cancel) in zip(episodes, pipeline.execute(), strict=True):
+        for episode, (state, job, run, group, trainer, cancel, queue) in zip(episodes, pipeline.execute(), strict=True):
             if state:
                 known = OpenEpisode(
-                    episode, EpisodeState(state), job, run or "", group or "", trainer or "", bool(cancel)
+                    episode, EpisodeState(state), job, run or "", group or "", trainer or "", bool(cancel), queue or ""
                 )
                 rows.append(known)
         return rows
@@ -275,29 +305,6 @@ class Ledger:
         """Redis's time in unix seconds: the only clock that rows are compared with."""
         seconds, micros = self._redis.time()
         return seconds + micros / 1_000_000
-
-
-def unrun_receipt(
-    row: EpisodeRow, outcome: Outcome, detail: str, finished_at: float, allocations: tuple[str, ...] = ()
-) -> Receipt:
-    """The receipt of an episode that ends without anybody having run it to its end."""
-    return Receipt(
-        episode_id=row.episode_id,
-        attempt=row.attempt,
-        run_id=row.spec.run_id,
-        group_id=row.spec.group_id,
-        task_id=row.spec.task.id,
-        task_digest=row.spec.task.digest(),
-        template=row.spec.template,
-        drive=row.spec.drive,
-        outcome=outcome,
-        reward=None,
-        detail=detail,
-        queued_at=row.queued_at,
-        started_at=row.started_at,
-        finished_at=finished_at,
-        allocations=allocations,
-    )
 
 
 def _new_tag() -> str:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import cast
 
 from redis import Redis
 
@@ -110,7 +109,6 @@ class Limiter:
         self._redis = redis
         self._scripts = Scripts(redis, clock_ms=clock_ms)
         self._defaults = Defaults(concurrency_limit, creation_rate)
-        self._concurrency = concurrency_limit
 
     def admit(
         self,
@@ -170,17 +168,18 @@ class Limiter:
             Keys.CREATORS,
             Keys.CREATORS_DUE,
         ]
-        args: list[str | int | float] = [episode_id, reservation_id or "", self._concurrency, _PATIENCE_MS]
-        return Answer(self._scripts.run("acquire_permit", keys, [*args, Keys.WAKE_PREFIX]))
+        limit = self._defaults.concurrency_limit
+        args: list[str | int | float] = [episode_id, reservation_id or "", limit, _PATIENCE_MS, Keys.WAKE_PREFIX]
+        return Answer(self._scripts.run("acquire_permit", keys, args))
 
     def leave(self, episode_id: str) -> None:
         """Give up a place in line."""
         keys = [Keys.WAITERS, Keys.WAITERS_SEEN, Keys.wake(episode_id)]
         self._scripts.run("leave_line", keys, [episode_id, Keys.WAKE_PREFIX])
 
-    def creation(self, episode_id: str, role: Role) -> Creation:
-        """A new sandbox's way through the line of those who create."""
-        return Creation(self._redis, self._scripts, self._defaults, episode_id, role)
+    def creation(self, episode_id: str, role: Role, *, settling: bool = False) -> Creation:
+        """A new sandbox's way through the line of those who create; `settling` repeats one, first and after the end."""
+        return Creation(self._redis, self._scripts, self._defaults, episode_id, role, settling=settling)
 
     def note(self, error: RateLimited | ConcurrencyLimited) -> float:
         """Remember a 429 that answered another call than a creation; seconds until the shared pause ends.
@@ -203,7 +202,7 @@ class Limiter:
             Keys.PLACES,
             Keys.COUNTERS,
         ]
-        text = self._scripts.run("read_limits", keys, [self._concurrency, self._defaults.creation_rate])
+        text = self._scripts.run("read_limits", keys, [self._defaults.concurrency_limit, self._defaults.creation_rate])
         return Reading(**json.loads(text))
 
     def change(self, *, concurrency: int | None = None, rate: float | None = None, reset: bool = False) -> None:
@@ -230,7 +229,7 @@ class Limiter:
     def capacity(self) -> Capacity:
         """What could be admitted now."""
         keys = [Keys.PERMITS, Keys.LIMITS, Keys.RESERVATIONS, Keys.SLOTS]
-        return Capacity(*self._scripts.run("read_capacity", keys, [self._concurrency]))
+        return Capacity(*self._scripts.run("read_capacity", keys, [self._defaults.concurrency_limit]))
 
     def reserve(self, reservation_id: str, count: int, *, life_seconds: float, asks_again: bool = False) -> bool:
         """Reserve `count` places at once or none; False when they are not free now.
@@ -239,19 +238,17 @@ class Limiter:
         Raises CapacityError when they never could be.
         """
         keys = [Keys.PERMITS, Keys.LIMITS, Keys.RESERVATIONS, Keys.SLOTS, Keys.RESERVING]
-        args: list[str | int | float] = [self._concurrency, reservation_id, count, int(life_seconds * 1000)]
-        args.append(int(asks_again))
-        fits, slots, limit, _, _ = self._scripts.run("reserve_batch", keys, args)
-        if not fits and (slots < count or limit < count):
-            raise CapacityError(_never_fits(count, slots, limit))
+        limit, life_ms = self._defaults.concurrency_limit, int(life_seconds * 1000)
+        args: list[str | int | float] = [limit, reservation_id, count, life_ms, int(asks_again)]
+        fits, slots, configured, _, _ = self._scripts.run("reserve_batch", keys, args)
+        if not fits and (slots < count or configured < count):
+            raise CapacityError(_never_fits(count, slots, configured))
         return bool(fits)
 
     def release_reservation(self, reservation_id: str) -> None:
         """Give back what is left of a reservation, and wake whoever is first in line."""
-        self._redis.hdel(Keys.RESERVATIONS, reservation_id)
-        for first in cast("list[str]", self._redis.zrange(Keys.WAITERS, 0, 0)):
-            self._redis.lpush(Keys.wake(first), "1")
-            self._redis.expire(Keys.wake(first), 60)
+        keys = [Keys.RESERVATIONS, Keys.WAITERS]
+        self._scripts.run("release_reservation", keys, [reservation_id, Keys.WAKE_PREFIX])
 
 
 def _never_fits(count: int, slots: int, limit: int) -> str:

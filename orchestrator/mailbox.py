@@ -7,6 +7,7 @@ Number 0 is the reset, which needs no action: its result is stored when the sand
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from typing import cast
@@ -22,8 +23,8 @@ from orchestrator.vocabulary import Outcome
 
 RESET_NUMBER = 0
 
-_LIFE_SECONDS = 3_600
-"""A mailbox outlives the last write by an hour: longer than any deadline, so that late askers still get answers."""
+_AFTERLIFE_SECONDS = 3_600
+"""A mailbox outlives its last write by the episode's deadline and this, so that late askers still get answers."""
 
 
 class Action(BaseModel):
@@ -53,8 +54,9 @@ class Result(BaseModel):
 class Mailbox:
     """Both ends of one episode's mailbox: the trainer posts and awaits, the slot takes and finishes."""
 
-    def __init__(self, redis: Redis, episode_id: str) -> None:
+    def __init__(self, redis: Redis, episode_id: str, *, deadline_seconds: float = 600) -> None:
         self._redis = redis
+        self._life_seconds = math.ceil(deadline_seconds) + _AFTERLIFE_SECONDS
         self._scripts = Scripts(redis)
         self._row = Keys.episode(episode_id)
         self._actions, self._taken, self._results, self._inbox, self._outbox = (
@@ -66,7 +68,7 @@ class Mailbox:
     def post(self, number: int, action: Action) -> Result | None:
         """Post an action under its number; its result if that is there already. Raises EpisodeClosed."""
         keys = [self._row, self._actions, self._results, self._inbox]
-        answer = self._scripts.run("post_action", keys, [number, action.model_dump_json(), _LIFE_SECONDS])
+        answer = self._scripts.run("post_action", keys, [number, action.model_dump_json(), self._life_seconds])
         if answer[0] == "closed":
             raise EpisodeClosed("the episode has ended; read its receipt")
         if answer[0] == "other":
@@ -97,7 +99,7 @@ class Mailbox:
     def take(self, number: int, token: str, seconds: float) -> Action | None:
         """Wait at most `seconds` for action `number` and take it, once; None when it has not come."""
         keys = [self._row, self._actions, self._taken]
-        args: list[str | int | float] = [number, token, _LIFE_SECONDS, secrets.token_hex(8)]
+        args: list[str | int | float] = [number, token, self._life_seconds, secrets.token_hex(8)]
         ends = time.monotonic() + min(seconds, BLOCK_SECONDS)
         while (left := ends - time.monotonic()) > 0:
             if number in self._woken:  # its wake came early and is not waited for again
@@ -114,4 +116,4 @@ class Mailbox:
     def finish(self, number: int, token: str, result: Result) -> None:
         """Store the result of an action and wake whoever waits for it."""
         keys = [self._row, self._results, self._outbox]
-        self._scripts.run("finish_action", keys, [number, token, result.model_dump_json(), _LIFE_SECONDS])
+        self._scripts.run("finish_action", keys, [number, token, result.model_dump_json(), self._life_seconds])

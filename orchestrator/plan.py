@@ -71,6 +71,7 @@ class Snapshot:
     suspected_since: Mapping[str, float]
     """Job id of a queued row -> since when it is neither waiting nor known to have been taken."""
     unsettled: Iterable[Allocation]
+    """Read before `open`, so that an episode of these that is not open has ended."""
     lost_trainers: frozenset[str] = frozenset()
     """Trainers of open episodes that have sent no heartbeat for their time."""
     farm_tag: str | None = None

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from orchestrator.cancellation import Cancellation, Ending
 from orchestrator.connection import BLOCK_SECONDS, redis_border, require_answer
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, FarmError
+from orchestrator.errors import CapacityError, FarmError, RedisUnavailable
 from orchestrator.farm import open_farm
 from orchestrator.finished import START, Finished
 from orchestrator.limiter import Capacity, Limiter
@@ -56,6 +56,7 @@ class Reservation:
     ) -> None:
         self.release()
 
+    @redis_border
     def release(self) -> None:
         """Give back what is left of it."""
         self.limiter.release_reservation(self.reservation_id)
@@ -160,29 +161,42 @@ class Pool:
             spec = row.spec
         self._queue.enqueue(spec)
         finished = self._finished if spec.run_id == self.run_id else Finished(self.redis, spec.run_id)
-        episode = Episode(spec, Mailbox(self.redis, spec.episode_id), self.ledger, finished)
+        episode = Episode(
+            spec,
+            Mailbox(self.redis, spec.episode_id, deadline_seconds=spec.budgets.deadline_seconds),
+            self.ledger,
+            finished,
+            self._queue,
+        )
         self._episodes[spec.episode_id] = episode
         return episode
 
     def as_completed(
         self, episodes: Iterable[Episode] | None = None, *, timeout_seconds: float | None = None
     ) -> Iterator[SettledReceipt]:
-        """Yield receipts as episodes end; raises TimeoutError when nothing ended for `timeout_seconds`."""
+        """Yield receipts as episodes end.
+
+        Raises TimeoutError when nothing ended for `timeout_seconds`, FarmError when the farm knows one no longer.
+        """
+        read = redis_border(self.ledger.receipt)
         waiting = {episode.episode_id for episode in (self._episodes.values() if episodes is None else episodes)}
         position, quiet_since = START, time.monotonic()
         elsewhere = [name for name in waiting if name in self._episodes and self._episodes[name].run_id != self.run_id]
         while waiting:
             for episode_id in elsewhere:  # submitted before, under another run: its stream is not ours
-                if episode_id in waiting and (receipt := self.ledger.receipt(episode_id)) is not None:
+                if episode_id in waiting and (receipt := read(episode_id)) is not None:
                     waiting.discard(episode_id)
                     quiet_since = time.monotonic()
                     yield receipt
             if not waiting:
                 return
             patience = BLOCK_SECONDS if timeout_seconds is None else quiet_since + timeout_seconds - time.monotonic()
-            for entry, episode_id in redis_border(self._finished.after)(position, patience):
+            ended = redis_border(self._finished.after)(position, patience)
+            if not ended:
+                self._require_known(waiting)
+            for entry, episode_id in ended:
                 position = entry
-                if episode_id in waiting and (receipt := self.ledger.receipt(episode_id)) is not None:
+                if episode_id in waiting and (receipt := read(episode_id)) is not None:
                     waiting.discard(episode_id)
                     quiet_since = time.monotonic()
                     yield receipt
@@ -206,9 +220,8 @@ class Pool:
         Queued ones have their receipts when this returns; running ones are waited for, at most `wait_seconds`, until
         their sandboxes are confirmed absent. What is `open` or `unsettled` in the answer was not done in that time.
         """
-        rows = [row for row in self.ledger.open_rows() if row.run_id == self.run_id]
-        named = [row.episode_id for row in rows if group_id in (None, row.group_id)]
-        self._cancellation.ask(named[::-1])  # slots take the oldest first
+        named = self._cancellation.matching(run_id=self.run_id, group_id=group_id)
+        self._cancellation.ask(named)
         return self._cancellation.wait(named, wait_seconds)
 
     def close(self) -> None:
@@ -219,10 +232,17 @@ class Pool:
                     episode.cancel()
                 except (FarmError, RedisError) as error:
                     logger.error("not cancelled: %s", error, extra={"episode": episode.episode_id})
+                    if isinstance(error, RedisUnavailable | RedisError):
+                        break  # ten seconds for each of them would not bring it back: they end as trainer_lost
         self._stop.set()
         if self._beating is not None:
             self._beating.join()
             self._beating = None
+
+    @redis_border
+    def _require_known(self, episodes: Iterable[str]) -> None:
+        if gone := [episode for episode in episodes if not self.ledger.knows(episode)]:
+            raise FarmError(f"the farm does not know {gone[0]} (any more): its Redis was emptied, or it is old")
 
     def _beat(self) -> None:
         with self._beginning:  # several threads may submit their first episode at once
@@ -245,7 +265,10 @@ def _problems(error: ValidationError) -> str:
 
 
 def _with_own(budgets: Budgets, task: Task) -> Budgets:
-    """The farm's budgets with the task's own in their place, and those that have to enclose them grown with them."""
+    """The farm's budgets with the task's own in their place, and those that have to enclose them grown with them.
+
+    Raises ValidationError when one has to grow past its bound.
+    """
     own = task.budgets.model_dump(exclude_none=True) if task.budgets else {}
     deadline = own.get("deadline_seconds", budgets.deadline_seconds)
     command = own.get("command_seconds", budgets.command_seconds)
@@ -253,4 +276,4 @@ def _with_own(budgets: Budgets, task: Task) -> Budgets:
     own["policy_lifetime_seconds"] = max(budgets.policy_lifetime_seconds, math.ceil(deadline))
     own["verifier_lifetime_seconds"] = max(budgets.verifier_lifetime_seconds, math.ceil(verifier) + _VERIFIER_MARGIN)
     own["message_seconds"] = max(budgets.message_seconds, command + _MESSAGE_MARGIN)
-    return budgets.model_copy(update=own)
+    return Budgets.model_validate({**budgets.model_dump(), **own})

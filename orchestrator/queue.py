@@ -44,6 +44,10 @@ class JobQueue:
         self._redis = redis_bytes
         self.rq = Queue(name, connection=redis_bytes, serializer=JSONSerializer)
 
+    def named(self, name: str) -> JobQueue:
+        """The queue of that name beside this one; '' is this one."""
+        return self if name in ("", self.rq.name) else JobQueue(self._redis, name)
+
     def enqueue(self, spec: EpisodeSpec, attempt: int = 1) -> None:
         """Put the episode's job on the queue; reserved ones go to the front (one that stepped back does not:
         its reservation is over, and in front it would circle before all others); a duplicate is success.
@@ -76,17 +80,10 @@ class JobQueue:
         """How many jobs wait."""
         return int(self.rq.count)
 
-    def withdraw(self, job: str) -> bool:
-        """Take a job off the queue if it still waits there; a job that somebody has popped keeps its envelope."""
-        waited = bool(self.rq.remove(job))
-        if waited:
+    def withdraw(self, job: str, *, lost: bool = False) -> None:
+        """Take a job off the queue. One that somebody has popped keeps its envelope, unless it is `lost` with him."""
+        if self.rq.remove(job) or lost:
             self._redis.delete(Job.key_for(job))
-        return waited
-
-    def forget(self, job: str) -> None:
-        """Take a job off the queue and drop its envelope."""
-        self.rq.remove(job)
-        self._redis.delete(Job.key_for(job))
 
 
 def refusal(fields: dict[str, Any], func_name: str | None) -> str | None:

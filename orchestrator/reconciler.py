@@ -1,8 +1,9 @@
 """Finishing what killed processes left behind: one look, a pure plan (plan.py), then its application.
 
 What always holds: a lost episode is seized under a new token before anything of it is touched, so its old owner is
-refused from then on; the provider's list is read before the ledger, so a newborn is never taken for an orphan; what
-could not be settled stays listed by id until it is. Looking changes nothing.
+refused from then on; the provider's list is read before the ledger, and unsettled sandboxes before open episodes, so
+what is born during a look is neither an orphan nor left behind; what could not be settled stays listed by id until it
+is. Looking changes nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.allocations import RECONCILER_TOKEN
+from orchestrator.endings import end_queued, unrun_receipt
 from orchestrator.errors import FarmError, LeaseLost, ProviderError
-from orchestrator.ledger import EpisodeRow, Ledger, unrun_receipt
+from orchestrator.ledger import Ledger
+from orchestrator.limiter import Limiter
+from orchestrator.pacing import PacedProvider
 from orchestrator.plan import Action, DeleteOrphan, End, Enqueue, Finish, Settle, Snapshot, plan
 from orchestrator.provider import Provider, SandboxRow
 from orchestrator.queue import JobQueue
@@ -32,11 +36,6 @@ _LOST_JOBS = 5
 """How often a queued episode's job may be lost before the episode ends: its job kills whoever takes it."""
 
 _WATCH_SECONDS = 1.0
-
-_DETAILS = {
-    Outcome.CANCELLED: "cancelled before it was taken",
-    Outcome.TRAINER_LOST: "its trainer sent no heartbeat any more before it was taken",
-}
 
 
 @dataclass
@@ -70,6 +69,7 @@ class Reconciler:
         *,
         ledger: Ledger,
         queue: JobQueue,
+        limiter: Limiter,
         provider: Provider,
         lease_seconds: float,
         create_answer_seconds: float = 10.0,
@@ -79,8 +79,8 @@ class Reconciler:
         self._name = name
         self._ledger = ledger
         self._queue = queue
-        self._provider = provider
-        self._settlement = Settlement(ledger, provider, create_answer_seconds=create_answer_seconds)
+        self._provider = PacedProvider(provider, limiter, clock=clock)
+        self._settlement = Settlement(ledger, self._provider, create_answer_seconds=create_answer_seconds)
         self._lease_seconds = lease_seconds
         self._sweep_seconds = sweep_seconds
         self._settled_since = ledger.now()
@@ -93,6 +93,16 @@ class Reconciler:
     def interrupted(self) -> None:
         """Redis was away: give every lease its full time again before anything is declared lost."""
         self._settled_since = self._ledger.now()
+
+    @property
+    def beat_seconds(self) -> float:
+        """How often `beat` has to be called between two rounds, so that the rest itself is not taken for an outage."""
+        return self._lease_seconds / 4
+
+    def beat(self) -> None:
+        """Redis has answered during a rest between two rounds; the time since the last such answer is judged."""
+        self._note_pause(self._ledger.now())
+        self._looked = self._clock()
 
     def watch(self, seconds: float) -> None:
         """Look on for this long and do nothing: what a first round needs to have seen before it judges."""
@@ -132,8 +142,10 @@ class Reconciler:
         now = self._ledger.now() if now is None else now
         self._note_pause(now)
         self._looked = self._clock()
-        rows = self._ledger.open_rows()
-        waiting = self._queue.waiting()
+        unsettled = self._ledger.allocations.unsettled()
+        rows = self._ledger.open_rows()  # after those: an episode that begins meanwhile has none among them
+        queues = {row.queue for row in rows}
+        waiting = {job for name in queues for job in self._queue.named(name).waiting()}
         queued = {row.job_id for row in rows if row.state is EpisodeState.QUEUED}
         self._suspected = {job: self._suspected.get(job, now) for job in queued - waiting}
         return Snapshot(
@@ -142,7 +154,7 @@ class Reconciler:
             open=rows,
             lease_ends=self._ledger.lease_ends(),
             suspected_since=dict(self._suspected),
-            unsettled=self._ledger.allocations.unsettled(),
+            unsettled=unsettled,
             lost_trainers=self._ledger.lost_trainers({row.trainer_id for row in rows if row.trainer_id}),
             farm_tag=self._ledger.known_farm_tag(),
             sandboxes=sandboxes,
@@ -171,15 +183,12 @@ class Reconciler:
             case Enqueue(episode_id):
                 self._enqueue(episode_id, report)
             case End(episode_id, outcome):
-                row = self._ledger.row(episode_id)
-                if row is not None and self._ledger.end_queued(row, outcome, _DETAILS[outcome]):
-                    self._queue.withdraw(row.job_id)
-                    report.finished.append(episode_id)
+                self._end(episode_id, outcome, report)
             case Finish(episode_id):
                 self._finish(episode_id, report)
             case Settle(allocation_id):
                 allocation = self._ledger.allocations.get(allocation_id)
-                if allocation is not None and not allocation.state.settled:
+                if allocation is not None and not allocation.state.settled and self._over(allocation.episode_id):
                     self._settle(allocation, RECONCILER_TOKEN, report)
             case DeleteOrphan(sandbox_id):
                 if self._settlement.delete_orphan(action):
@@ -190,19 +199,24 @@ class Reconciler:
         row = self._ledger.row(episode_id)
         if row is None or row.state is not EpisodeState.QUEUED:
             return
-        if self._ledger.count_lost_job(episode_id) > _LOST_JOBS:
-            self._give_up(row, report)
+        try:
+            spec = row.spec
+        except FarmError:
+            self._end(episode_id, Outcome.WORKER_LOST, report, detail="its job was lost and cannot be made again")
             return
-        self._queue.forget(row.job_id)
-        self._queue.enqueue(row.spec, row.attempt)
+        if self._ledger.count_lost_job(episode_id) > _LOST_JOBS:
+            self._end(episode_id, Outcome.WORKER_LOST, report)  # whoever takes this job dies of it
+            return
+        queue = self._queue.named(row.queue)
+        queue.withdraw(row.job_id, lost=True)
+        queue.enqueue(spec, row.attempt)
         self._suspected.pop(row.job_id, None)
         report.enqueued.append(episode_id)
 
-    def _give_up(self, row: EpisodeRow, report: Report) -> None:
-        """Whoever takes this job dies of it: end it ourselves."""
-        detail = f"its job was lost {_LOST_JOBS} times before anybody could begin it"
-        if self._ledger.end_queued(row, Outcome.WORKER_LOST, detail):
-            report.finished.append(row.episode_id)
+    def _end(self, episode_id: str, outcome: Outcome, report: Report, *, detail: str | None = None) -> None:
+        row = self._ledger.row(episode_id)
+        if row is not None and end_queued(self._ledger, self._queue, row, outcome, detail=detail):
+            report.finished.append(episode_id)
 
     def _finish(self, episode_id: str, report: Report) -> None:
         token = self._ledger.seize(episode_id, self._name, lease_seconds=self._lease_seconds)
@@ -223,6 +237,10 @@ class Reconciler:
             report.failures[Kind.EPISODE, episode_id] = str(error)
         else:
             report.finished.append(episode_id)
+
+    def _over(self, episode_id: str) -> bool:
+        """Whether no slot can own the episode any more, asked before the provider is."""
+        return self._ledger.state(episode_id) in (None, EpisodeState.FINAL)
 
     def _settle(self, row: Allocation, token: str, report: Report) -> None:
         reason = self._settlement.settle(row, token)

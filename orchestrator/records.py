@@ -71,6 +71,7 @@ class Allocation(_Record):
     intended_at: float
     created_at: float | None = None
     unknown_at: float | None = None
+    unresolved_at: float | None = None
     absent_at: float | None = None
     running_seconds: float | None = None
     cost_picousd: int | None = None

@@ -1,7 +1,7 @@
 """The one tenacity factory: who may try again, how often, how far apart.
 
-Two places repeat calls without it: redis-py's own retries (connection.py), and the creation loop
-(workers/allocator.py), whose waits are not its own but the limiter's.
+Two places repeat calls without it: redis-py's own retries (connection.py), and what waits as long as the limiter says
+after a 429 (workers/allocator.py: creations, and the other calls about a sandbox).
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ directory is read too, real variables win. A wrong value is one SettingsError th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +20,8 @@ from orchestrator.errors import SettingsError
 HIGHEST_CONCURRENCY = 100_000
 HIGHEST_RATE = 10_000
 """Bounds of both limits, far beyond any plan: a larger number is a slip."""
+
+DEFAULT_QUEUE = "episodes"
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
@@ -61,7 +65,8 @@ class Settings(BaseSettings):
     e2b_api_url: str | None = None
     """Base URL of another E2B-compatible service; the cloud when unset."""
     template: Annotated[str, Field(min_length=1, max_length=100)] = "base"
-    queue: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")] = "episodes"
+    queue: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")] = DEFAULT_QUEUE
+    """Where jobs go; workers take from it alone. Farms on one database may have several: one reconciler sees all."""
 
     concurrency_limit: Annotated[int, Field(ge=1, le=HIGHEST_CONCURRENCY)] = 20
     """Running sandboxes, project-wide."""
@@ -126,6 +131,18 @@ def load_settings(**overrides: Any) -> Settings:
         raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
     except UnreadableSettings as error:  # a nested setting that is no JSON object
         raise SettingsError(f"{error}: set its parts instead, such as FARM_BUDGETS__COMMAND_SECONDS=10") from None
+
+
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """Which of these environment variables look like settings of ours and are none, each with the nearest one."""
+    known = {f"FARM_{name.upper()}" for name in Settings.model_fields} | {"FARM_REDIS_URL", "FARM_E2B_API_KEY"}
+    known |= {f"FARM_BUDGETS__{name.upper()}" for name in Budgets.model_fields}
+    found = []
+    for name in sorted(names):
+        if name.upper().startswith("FARM_") and name.upper() not in known:
+            near = get_close_matches(name.upper(), known, n=1, cutoff=0.8)
+            found.append(f"{name} is no setting of the farm" + (f"; did you mean {near[0]}?" if near else ""))
+    return found
 
 
 def _explain(problem: Any) -> str:

@@ -7,23 +7,29 @@ still run stays unsettled, and keeps its permit, until its absence is confirmed 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from orchestrator.allocations import RECONCILER_TOKEN, Allocations
 from orchestrator.errors import FarmError, OutcomeUnknown, ProviderError
 from orchestrator.ledger import Ledger
+from orchestrator.pacing import PacedProvider
 from orchestrator.plan import DeleteOrphan, is_orphan
-from orchestrator.provider import CreateRequest, Provider
+from orchestrator.provider import CreateRequest
 from orchestrator.records import Allocation
 from orchestrator.unresolved import Kind
-from orchestrator.vocabulary import AllocationState
+from orchestrator.vocabulary import AllocationState, Role
 
 logger = logging.getLogger(__name__)
+
+
+_LONGEST_LIFE_SECONDS = 86_400
+"""What no budget can exceed: for a sandbox whose budgets cannot be read any more."""
 
 
 class Settlement:
     """Settles allocations under a token, and deletes orphans."""
 
-    def __init__(self, ledger: Ledger, provider: Provider, *, create_answer_seconds: float) -> None:
+    def __init__(self, ledger: Ledger, provider: PacedProvider, *, create_answer_seconds: float) -> None:
         self._ledger = ledger
         self._provider = provider
         self._create_answer_seconds = create_answer_seconds
@@ -86,12 +92,45 @@ class Settlement:
         except ProviderError as error:
             if row.state is AllocationState.CREATED:
                 ledger.unresolved(row, token, str(error))
+            elif self._outlived(row, sandbox_id, token, error):
+                return
             raise
         now = self._ledger.now()
         began = row.created_at
         if began is None:  # its answer was lost: the provider knows since when it ran
             began = max(row.intended_at, seen.started_at) if seen is not None else now
         ledger.absent(row, token, running_ms=max(0, int((now - began) * 1000)))
+
+    def _outlived(self, row: Allocation, sandbox_id: str, token: str, error: ProviderError) -> bool:
+        """Close an unresolved sandbox whose longest life is over, unless the provider says that it is still there."""
+        over_at = self._life_over_at(row)
+        if over_at is None or self._ledger.now() <= over_at:
+            return False
+        with suppress(ProviderError):
+            if self._provider.describe(sandbox_id) is not None:
+                return False
+        lived = over_at - (row.created_at or row.intended_at)
+        detail = f"never confirmed absent; its longest life is over ({error})"
+        self._ledger.allocations.expired(row, token, detail, running_ms=int(lived * 1000))
+        return True
+
+    def _life_over_at(self, row: Allocation) -> float | None:
+        """Until when an unresolved sandbox can live at most; None while nobody has been refused its deletion yet.
+
+        It counts from the first refused deletion: only whoever owned it before could have extended its life.
+        """
+        if row.unresolved_at is None:
+            return None
+        request = self._ledger.allocations.request(row.allocation_id)
+        first = _LONGEST_LIFE_SECONDS if request is None else request.lifetime_seconds
+        try:
+            episode = self._ledger.row(row.episode_id)
+            extended = _LONGEST_LIFE_SECONDS if episode is None else episode.spec.budgets.policy_lifetime_seconds
+        except FarmError:  # unreadable
+            extended = _LONGEST_LIFE_SECONDS
+        if row.role is Role.VERIFIER:
+            extended = 0  # nobody extends a verifier's life
+        return row.unresolved_at + self._create_answer_seconds + max(first, extended)
 
     def _name_unknown(self, row: Allocation, token: str) -> str | None:
         """The sandbox of a creation whose answer was lost: repeat the stored create under its own key."""
@@ -100,7 +139,7 @@ class Settlement:
         if request is None:
             raise FarmError(f"{row.allocation_id}: its create request is missing")
         try:
-            sandbox_id = self._provider.create(request).sandbox_id
+            sandbox_id = self._provider.create(row, request)
         except ProviderError as error:
             logger.info("creation not repeated: %s", error, extra={"allocation": row.allocation_id})
             found = self._find(request)

@@ -8,6 +8,9 @@ from typing import Literal
 SCHEMA_VERSION: Literal[1] = 1
 """Version of jobs, rows and receipts; a reader refuses a newer one."""
 
+SLOTS_PER_WORKER = 2
+"""Episodes that one worker runs at a time: the sessions of its Terminus server."""
+
 
 class Role(StrEnum):
     """What a sandbox is for."""
@@ -81,7 +84,7 @@ class AllocationState(StrEnum):
     UNRESOLVED = "unresolved"  # deletion could not be confirmed
     ABSENT = "absent"  # deleted and confirmed absent
     REFUSED = "refused"  # the provider allocated nothing
-    EXPIRED = "expired"  # outlived its longest possible life without ever being named
+    EXPIRED = "expired"  # its longest possible life is over, and its absence was never confirmed
 
     @property
     def settled(self) -> bool:
@@ -90,10 +93,8 @@ class AllocationState(StrEnum):
 
 
 TRANSITIONS: dict[AllocationState, frozenset[AllocationState]] = {
-    AllocationState.INTENDED: frozenset(
-        {AllocationState.CREATED, AllocationState.UNKNOWN, AllocationState.REFUSED, AllocationState.EXPIRED}
-    ),
-    AllocationState.UNKNOWN: frozenset({AllocationState.CREATED, AllocationState.REFUSED, AllocationState.EXPIRED}),
+    AllocationState.INTENDED: frozenset({AllocationState.CREATED, AllocationState.UNKNOWN, AllocationState.REFUSED}),
+    AllocationState.UNKNOWN: frozenset({AllocationState.CREATED, AllocationState.EXPIRED}),
     AllocationState.CREATED: frozenset({AllocationState.ABSENT, AllocationState.UNRESOLVED}),
     AllocationState.UNRESOLVED: frozenset({AllocationState.ABSENT, AllocationState.EXPIRED}),
     AllocationState.ABSENT: frozenset(),

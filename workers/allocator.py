@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from redis.exceptions import RedisError
+
 from orchestrator.allocations import Allocations
 from orchestrator.errors import (
     ConcurrencyLimited,
@@ -51,6 +53,9 @@ _REFUSED_CALLS = 3
 _REFUSED_CALL_SECONDS = 5.0
 """The longest such wait: the sandbox lives and costs meanwhile."""
 
+_UNSHARED_PAUSE_SECONDS = 1.0
+"""Such a wait when Redis is away, so that nobody can say how long everybody pauses."""
+
 T = TypeVar("T")
 
 
@@ -77,6 +82,7 @@ class Allocator:
         limiter: Limiter,
         provider: Provider,
         check: Callable[[], None],
+        refused_seconds: float = _REFUSED_SECONDS,
     ) -> None:
         self.owned: list[Owned] = []
         self.intended: list[str] = []
@@ -86,6 +92,7 @@ class Allocator:
         self._limiter = limiter
         self._provider = provider
         self._check = check
+        self._refused_seconds = refused_seconds
 
     def create(
         self,
@@ -104,7 +111,7 @@ class Allocator:
         self.intended.append(request.allocation_id)
         row = _intended(self._episode_id, role, request.allocation_id)
         creation = self._limiter.creation(self._episode_id, role)
-        unknown, refused_since = 0, float("inf")
+        unknown, refused_since, first_sent = 0, float("inf"), float("inf")
         pause, detail = 0.0, ""
         for attempt in range(1, _CREATE_ATTEMPTS + 1):
             try:
@@ -116,16 +123,19 @@ class Allocator:
                 self._give_up(row, f"nothing was created: {cause}", unknown=unknown)
                 raise EpisodeAborted(error.outcome, cause) from error
             sent = time.monotonic()
+            first_sent = first_sent if unknown else sent  # once an answer was lost, it may run since then
             try:
                 sandbox_id, opened = send(request)
             except (RateLimited, ConcurrencyLimited) as error:
+                refused_since = float("inf")
                 pause, kind, detail = creation.refused(error), Outcome.DEADLINE, str(error)
             except NothingSent as error:
                 refused_since = min(refused_since, sent)
-                if sent - refused_since > _REFUSED_SECONDS:
+                if sent - refused_since > self._refused_seconds:
                     ends = sent
                 pause, kind, detail = min(0.1 * 2**attempt, 2.0), Outcome.TRANSPORT, str(error)
             except OutcomeUnknown as error:
+                refused_since = float("inf")
                 self._allocations.unknown(row, self._token, str(error))
                 unknown += 1
                 if unknown > _ASK_AGAIN:
@@ -135,7 +145,7 @@ class Allocator:
                 self._give_up(row, str(error), unknown=unknown)
                 raise
             else:
-                return self._own(row, sandbox_id, sent), opened
+                return self._own(row, sandbox_id, first_sent), opened
             if attempt == _CREATE_ATTEMPTS or time.monotonic() + pause > ends:
                 self._give_up(row, detail, unknown=unknown)
                 raise EpisodeAborted(kind, f"no sandbox could be created: {detail}")
@@ -203,7 +213,10 @@ class Allocator:
             try:
                 return call()
             except (RateLimited, ConcurrencyLimited) as error:
-                time.sleep(min(self._limiter.note(error), _REFUSED_CALL_SECONDS))
+                pause = _UNSHARED_PAUSE_SECONDS
+                with suppress(RedisError):  # a lost lease's sandboxes have to be deleted while Redis is away, too
+                    pause = self._limiter.note(error)
+                time.sleep(min(pause, _REFUSED_CALL_SECONDS))
         return call()
 
     def delete(self, sandbox_id: str) -> None:

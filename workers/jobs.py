@@ -167,7 +167,7 @@ class _Run:
         return receipt.outcome if receipt is not None else "deferred"
 
     def _drive(self, lease: Lease, keeper: LeaseKeeper, executor: Executor, timeline: Timeline) -> Receipt | None:
-        mailbox = Mailbox(self._redis, self._spec.episode_id)
+        mailbox = Mailbox(self._redis, self._spec.episode_id, deadline_seconds=self._budgets.deadline_seconds)
         try:
             with timeline.timed(Phase.ADMISSION):
                 admission = self._admit(keeper)

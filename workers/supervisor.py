@@ -22,6 +22,7 @@ from orchestrator.farm import open_farm
 from orchestrator.presence import Presence, WorkerRow
 from orchestrator.provider import Provider
 from orchestrator.settings import Budgets, Settings
+from orchestrator.vocabulary import SLOTS_PER_WORKER
 from workers.children import Child, reap
 from workers.jobs import SlotContext
 from workers.slot import run_slot
@@ -29,9 +30,6 @@ from workers.terminus.client import TerminusSession
 from workers.terminus.server import serve
 
 logger = logging.getLogger(__name__)
-
-SLOTS = 2
-"""Slots of one worker: the sessions of one Terminus server."""
 
 _POLL_SECONDS = 0.05
 
@@ -48,7 +46,7 @@ class Supervisor:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._server = Child("terminus", self._serve_terminus)
-        self._slots = [Child(f"{worker_id}-{n}", self._slot_main(n)) for n in range(1, SLOTS + 1)]
+        self._slots = [Child(f"{worker_id}-{n}", self._slot_main(n)) for n in range(1, SLOTS_PER_WORKER + 1)]
         self._signals = 0
         self._redis_away = False
         self._presence = Presence(
@@ -112,7 +110,7 @@ class Supervisor:
 
     def _beat(self, state: str) -> None:
         alive = [slot.name for slot in self._slots if slot.pid] if state == "running" else []
-        row = WorkerRow(self._worker_id, socket.gethostname(), os.getpid(), state, SLOTS, self._url)
+        row = WorkerRow(self._worker_id, socket.gethostname(), os.getpid(), state, SLOTS_PER_WORKER, self._url)
         try:
             self._presence.beat_worker(row, alive)
             self._redis_away = False
@@ -121,7 +119,7 @@ class Supervisor:
             logger.warning("heartbeat not sent: %s", error)
 
     def _serve_terminus(self, start: int) -> None:
-        serve(self._make_provider(), self._settings.budgets, listener=self._listener, max_sessions=SLOTS)
+        serve(self._make_provider(), self._settings.budgets, listener=self._listener, max_sessions=SLOTS_PER_WORKER)
 
     def _slot_main(self, number: int) -> Callable[[int], None]:
         def main(start: int) -> None:

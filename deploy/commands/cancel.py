@@ -39,7 +39,8 @@ def cancel(
     """
     import json
 
-    from deploy.commands.resolve import connected_settings, start_logging
+    from deploy.commands.resolve import connected_settings
+    from deploy.logs import start_logging
     from deploy.terminal import output
     from orchestrator.cancellation import Cancellation
     from orchestrator.errors import SettingsError

@@ -33,14 +33,14 @@ def doctor(
     """
     import json
 
+    from deploy.commands.resolve import provider_of
     from deploy.doctor import examine, healthy
     from deploy.exit_codes import ExitCode
     from deploy.terminal import output
     from orchestrator.settings import load_settings
     from workers.e2b_local.capability import check_jail
-    from workers.sandboxes.provider import E2BProvider
 
-    findings = examine(load_settings(), provider=lambda key, url: E2BProvider(key, api_url=url), check_jail=check_jail)
+    findings = examine(load_settings(), provider=provider_of, check_jail=check_jail)
     if as_json:
         document = {"healthy": healthy(findings), "findings": [finding.as_json() for finding in findings]}
         typer.echo(json.dumps(document, indent=2))

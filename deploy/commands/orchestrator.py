@@ -54,7 +54,8 @@ def orchestrator(
     import signal
     import threading
 
-    from deploy.commands.resolve import connected_settings, provider_of, start_logging
+    from deploy.commands.resolve import connected_settings, provider_of
+    from deploy.logs import start_logging
     from orchestrator.rounds import run_rounds
     from workers.preflight import require_accepted_key
 
@@ -99,7 +100,8 @@ def reconcile(
     import json
     from dataclasses import asdict
 
-    from deploy.commands.resolve import connected_settings, start_logging
+    from deploy.commands.resolve import connected_settings
+    from deploy.logs import start_logging
     from orchestrator.errors import FarmError
     from orchestrator.leadership import Leadership, leader
     from orchestrator.plan import plan
@@ -161,6 +163,7 @@ def _reconciler(settings: Settings) -> tuple[str, Redis, Reconciler]:
             name,
             ledger=farm.ledger,
             queue=farm.queue,
+            limiter=farm.limiter,
             provider=provider_of(settings),
             lease_seconds=settings.lease_lost_seconds,
             create_answer_seconds=2 * settings.budgets.create_request_seconds,

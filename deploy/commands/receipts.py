@@ -79,7 +79,8 @@ def receipts(
 
     Receipts are kept for FARM_RECEIPT_RETENTION_SECONDS, 30 days by default. Needs the farm's Redis and nothing else.
     """
-    from deploy.commands.resolve import connected_settings, start_logging
+    from deploy.commands.resolve import connected_settings
+    from deploy.logs import start_logging
     from orchestrator.errors import SettingsError
     from orchestrator.farm import open_farm
     from orchestrator.receipts import ReceiptFilter

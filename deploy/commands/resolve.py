@@ -1,8 +1,7 @@
-"""What commands share: settings that reach a farm, the provider they name, logging."""
+"""What commands share: settings that reach a farm, the provider they name, how they end."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -60,10 +59,3 @@ def stop_as_ctrl_c_does() -> None:
     """Let SIGTERM and a closed terminal end this command in order, as Ctrl-C does: sandboxes are deleted first."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-
-
-def start_logging(settings: Settings) -> None:
-    """Plain lines on standard error."""
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )

@@ -8,6 +8,8 @@ import typer
 
 from deploy.commands.examples import examples
 
+_STILL_OPEN = "{count} episodes have no receipt yet: rollout-farm status; to end them: rollout-farm cancel --run {run}"
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -62,6 +64,7 @@ def run(
             farm = stack.enter_context(LocalFarm(settings, workers=workers, temporary=True))
             resolved, check = farm.settings, farm.check
         pool = stack.enter_context(Pool(resolved))
+        errors().print(f"run {pool.run_id}", markup=False)
         if not pool.capacity().live_slots:
             errors().print("no worker is alive yet; waiting for one (rollout-farm worker starts one)", markup=False)
         receipts = []
@@ -73,7 +76,7 @@ def run(
         finally:
             errors().print(summary(receipts), soft_wrap=False)
             if still_open := len(pool.submitted) - len(receipts):
-                errors().print(f"{still_open} episodes have no receipt yet: rollout-farm status", markup=False)
+                errors().print(_STILL_OPEN.format(count=still_open, run=pool.run_id), markup=False)
     if any(settled.receipt.reward is None for settled in receipts):
         raise typer.Exit(ExitCode.ABORTED)
 

@@ -34,26 +34,32 @@ def terminus(
 
     from pydantic import SecretStr
 
+    from deploy.commands.resolve import provider_of
     from deploy.embedded import LocalSandboxes
+    from deploy.logs import start_logging
     from deploy.terminal import output
     from orchestrator.errors import SettingsError
     from orchestrator.settings import load_settings
 
     settings = load_settings()
-    token = settings.terminus_token.get_secret_value() if settings.terminus_token else None
-    if host not in ("127.0.0.1", "::1", "localhost") and token is None:
-        raise SettingsError(f"--host {host} is reachable from outside; set FARM_TERMINUS_TOKEN to a secret of your own")
+    start_logging(settings)
 
-    from workers.sandboxes.provider import E2BProvider
+    from workers.terminus.access import is_loopback
     from workers.terminus.server import serve
     from workers.terminus.session import SessionDefaults
 
+    token = settings.terminus_token.get_secret_value() if settings.terminus_token else None
+    if not is_loopback(host) and token is None:
+        raise SettingsError(f"--host {host} is reachable from outside; set FARM_TERMINUS_TOKEN to a secret of your own")
+    if settings.e2b_api_key is None and settings.e2b_api_url is not None:
+        raise SettingsError("FARM_E2B_API_URL is set and E2B_API_KEY is not; set the key of that service")
+
     with contextlib.ExitStack() as stack:
-        key, url = settings.e2b_api_key, settings.e2b_api_url
-        if key is None:
-            key = SecretStr(f"local-{secrets.token_hex(16)}")
-            url = stack.enter_context(LocalSandboxes(settings.state_dir, api_key=key.get_secret_value())).url
-        provider = E2BProvider(key.get_secret_value(), api_url=url)
+        if settings.e2b_api_key is None:
+            key = f"local-{secrets.token_hex(16)}"
+            url = stack.enter_context(LocalSandboxes(settings.state_dir, api_key=key)).url
+            settings = settings.model_copy(update={"e2b_api_key": SecretStr(key), "e2b_api_url": url})
+        provider = provider_of(settings)
 
         def ready(where: str) -> None:
             output().print(f"Terminus at {where}, two sessions, until Ctrl-C.", markup=False)

@@ -33,6 +33,7 @@ def up(
     from deploy.local_farm import LocalFarm
     from deploy.terminal import output
     from orchestrator.settings import load_settings
+    from orchestrator.vocabulary import SLOTS_PER_WORKER
 
     stop = threading.Event()
 
@@ -45,8 +46,9 @@ def up(
         signal.signal(number, on_signal)
     with LocalFarm(load_settings(), workers=workers) as farm:
         where = farm.settings.e2b_api_url or "the E2B cloud"
+        slots = SLOTS_PER_WORKER * workers
         output().print(
-            f"{workers} workers ({2 * workers} slots) are up; sandboxes from {where}; logs in {farm.logs}.\n"
+            f"{workers} workers ({slots} slots) are up; sandboxes from {where}; logs in {farm.logs}.\n"
             "In another terminal: rollout-farm run weekly-sales --episodes 8, rollout-farm status. Ctrl-C stops.",
             markup=False,
         )

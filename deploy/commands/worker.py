@@ -34,7 +34,8 @@ def worker(
     import secrets
     import socket
 
-    from deploy.commands.resolve import connected_settings, is_running, provider_of, start_logging
+    from deploy.commands.resolve import connected_settings, is_running, provider_of
+    from deploy.logs import start_logging
     from orchestrator.errors import SettingsError
     from orchestrator.farm import open_farm
 

@@ -20,7 +20,7 @@ from deploy.doctor import judge
 from deploy.doctor.findings import Finding, fail, ok, warn
 from deploy.embedded import EmbeddedRedis, redis_binary, running_stack
 from orchestrator.connection import without_password
-from orchestrator.errors import AuthenticationFailed, FarmError
+from orchestrator.errors import AuthenticationFailed, FarmError, SettingsError
 from orchestrator.settings import Settings
 
 _DISTRIBUTION = "rollout-farm"
@@ -39,10 +39,10 @@ class Lister(Protocol):
 def examine(
     settings: Settings,
     *,
-    provider: Callable[[str, str | None], Lister],
+    provider: Callable[[Settings], Lister],
     check_jail: Callable[[], str | None],
 ) -> list[Finding]:
-    """Every finding, worst or not, in a fixed order; `provider` takes a key and a URL (None: the cloud)."""
+    """Every finding, worst or not, in a fixed order; `provider` makes the one that settings name."""
     local = settings.e2b_api_key is None
     limit = settings.limits()[0]
     return [
@@ -101,7 +101,7 @@ def _redis(settings: Settings) -> list[Finding]:
         return [fail("Embedded Redis", text or str(error), mend or "set REDIS_URL")]
 
 
-def _provider(settings: Settings, provider: Callable[[str, str | None], Lister]) -> Finding:
+def _provider(settings: Settings, provider: Callable[[Settings], Lister]) -> Finding:
     key, url = settings.e2b_api_key, settings.e2b_api_url
     if key is None and url is None:
         return ok("Provider", "the local sandbox service; E2B's cloud not contacted, since E2B_API_KEY is not set")
@@ -109,7 +109,9 @@ def _provider(settings: Settings, provider: Callable[[str, str | None], Lister])
         return fail("Provider", f"{url} needs a key", "set E2B_API_KEY, or unset FARM_E2B_API_URL")
     name = url or "E2B cloud"
     try:
-        provider(key.get_secret_value(), url).list({"farm": "doctor"})
+        provider(settings).list({"farm": "doctor"})
+    except SettingsError as error:
+        return fail("Provider", str(error), "correct it, then try again")
     except AuthenticationFailed:
         return fail("Provider", f"{name} does not accept the key", "correct E2B_API_KEY (e2b.dev/dashboard)")
     except FarmError as error:

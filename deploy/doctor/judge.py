@@ -9,10 +9,11 @@ from packaging.requirements import Requirement
 
 from deploy.doctor.findings import Finding, fail, ok, warn
 from orchestrator.keys import FARM
+from orchestrator.vocabulary import SLOTS_PER_WORKER
 
 _PYTHON = ((3, 11), (3, 14))
 _REDIS = (6, 2)
-"""The oldest that the suite was seen to pass on."""
+"""The oldest that knows every command and option the farm and RQ use."""
 _SLOW_REDIS_SECONDS = 0.02
 """A tool call crosses Redis twice."""
 _WORKER_BYTES = 120 * 2**20
@@ -21,7 +22,6 @@ _LOCAL_SANDBOX_BYTES = 160 * 2**20
 """A local sandbox that runs a small Python program, with room; its own limit is higher."""
 _WORKERS_PER_CORE = 4
 """Episodes mostly wait for a policy or a provider."""
-_SLOTS = 2
 _DURABLE = {
     "appendonly": ("yes", "a restart loses episodes and receipts"),
     "appendfsync": ("always", "a crash of the host can lose receipts that were answered"),
@@ -53,14 +53,14 @@ def judge_delay(seconds: float) -> Finding:
 
 def judge_capacity(cores: int, memory_bytes: int, *, limit: int, local: bool) -> Finding:
     """How many workers this host can carry."""
-    each = _WORKER_BYTES + (_SLOTS * _LOCAL_SANDBOX_BYTES if local else 0)
+    each = _WORKER_BYTES + (SLOTS_PER_WORKER * _LOCAL_SANDBOX_BYTES if local else 0)
     fits = min(cores * _WORKERS_PER_CORE, memory_bytes // each)
     seen = f"{cores} core{'' if cores == 1 else 's'}, {memory_bytes / 2**30:.1f} GiB free"
     if fits < 1:
         need = each / 2**30
         return fail("Capacity", seen, f"free at least {need:.1f} GiB of memory for one worker")
-    useful = max(1, min(fits, limit // _SLOTS))
-    detail = f"{seen}: up to {useful} worker{'' if useful == 1 else 's'} ({useful * _SLOTS} slots)"
+    useful = max(1, min(fits, limit // SLOTS_PER_WORKER))
+    detail = f"{seen}: up to {useful} worker{'' if useful == 1 else 's'} ({useful * SLOTS_PER_WORKER} slots)"
     if useful < fits:
         return ok("Capacity", f"{detail}, by FARM_CONCURRENCY_LIMIT={limit}; the host would carry {fits}")
     return ok("Capacity", detail)

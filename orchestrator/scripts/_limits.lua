@@ -4,9 +4,12 @@
 -- farm:limits, fields (times in ms):
 --   concurrency, rate        what was set while the farm runs; absent: each process's own settings
 --   effective                lowered concurrency limit after a concurrency 429; absent: the configured one is in force
---   effective_at             when it was lowered or raised last
+--   effective_at             when it was lowered or raised last, to the configured one too
 --   probe_ms, probed         how long until it is raised by one; whether the last raise is still untested
 --   freed_at                 when a sandbox was last confirmed absent
+--   held, held_at            the most sandboxes that ran at once lately, and when
+--   ran                      how many ran when the limit was lowered last
+--   lagged, lagged_at        refusals one after another that a deletion explained, and when the last one was
 --   next_creation            earliest time of the next creation
 --   cooldown_until           the pause that a rate 429 asked for
 --   refused_rate, refused_at the rate (a second) that the provider refused last, and when
@@ -23,6 +26,9 @@ local GRACE_MS = 250         -- a waiter this late for its turn is passed over; 
 local PATIENCE_MS = 15000    -- and taken out of the line after this: its process is gone
 local PROBE_MS = 5000        -- first step up of a lowered concurrency limit; doubled while the steps are refused
 local LONGEST_PROBE_MS = 600000  -- a cap that stays costs one refused creation in ten minutes
+local FORGET_MS = 600000     -- what was learned of a cap is forgotten when the full limit has stood for so long
+local HELD_MS = 60000        -- so long it is remembered how many the provider let run: its cap may fall
+local CREATING, RUNNING = 1, 2   -- what the score of a place says; 0: none of its sandboxes exists now
 local CLASS = 1e12           -- places in line: class * CLASS + arrival
 
 local function read_hash(key)
@@ -31,9 +37,36 @@ local function read_hash(key)
   return row
 end
 
-local function push_wake(prefix, name)
-  redis.call('LPUSH', prefix .. name, '1')
-  redis.call('EXPIRE', prefix .. name, 60)
+local function push_wake(list)
+  redis.call('LPUSH', list, '1')
+  redis.call('EXPIRE', list, 60)
+end
+
+-- Wake the first in a line; one that is not there loses nothing, and a wake too many costs one question.
+local function wake_first(line, prefix)
+  local first = redis.call('ZRANGE', line, 0, 0)[1]
+  if first then push_wake(prefix .. first) end
+end
+
+-- What is reserved at `now`: {left, total} by reservation, and how much that is. A row is "left:ends at ms:total"; rows
+-- that are over are dropped.
+local function read_reservations(key, now)
+  local rows, reserved = {}, 0
+  local raw = redis.call('HGETALL', key)
+  for i = 1, #raw, 2 do
+    local left, ends, total = string.match(raw[i + 1], '^(%d+):(%d+):(%d+)$')
+    if tonumber(ends) <= now or tonumber(left) == 0 then
+      redis.call('HDEL', key, raw[i])
+    else
+      rows[raw[i]] = {left = tonumber(left), ends = ends, total = tonumber(total)}
+      reserved = reserved + tonumber(left)
+    end
+  end
+  return rows, reserved
+end
+
+local function write_reservation(key, name, row)
+  redis.call('HSET', key, name, string.format('%d:%s:%d', row.left, row.ends, row.total))
 end
 
 -- Creations a second at `now`, 0 for no limit. After a refusal: half the refused rate, back to just under it within
@@ -60,26 +93,60 @@ local function allowed_concurrency(limits, default)
   return math.min(configured, tonumber(limits.effective or configured)), configured
 end
 
--- Somebody asks at a lowered limit: raise it by one when it has stood long enough. Returns the limit now in force.
-local function probe_concurrency(key, limits, default, now)
+-- Somebody asks at a lowered limit: raise it when it has stood long enough, by one or, for a batch that is created
+-- together or not at all, to `wanted`. Returns the limit now in force.
+local function probe_concurrency(key, limits, default, now, wanted)
   local limit, configured = allowed_concurrency(limits, default)
   if not limits.effective or limit >= configured then return limit end
   local patience = tonumber(limits.probe_ms)
   if now - tonumber(limits.effective_at) < patience then return limit end
-  if limit + 1 >= configured then
-    redis.call('HDEL', key, 'effective', 'effective_at', 'probe_ms', 'probed')
-  else
-    -- a step before this one that nobody refused: go on faster
-    if limits.probed == '1' then patience = math.max(PROBE_MS, patience / 2) end
-    redis.call('HSET', key, 'effective', limit + 1, 'effective_at', now, 'probe_ms', patience, 'probed', '1')
+  local raised = math.min(configured, wanted or limit + 1)
+  -- a step before this one that nobody refused: go on faster
+  if limits.probed == '1' then patience = math.max(PROBE_MS, patience / 2) end
+  redis.call('HSET', key, 'effective', raised, 'effective_at', now, 'probe_ms', patience, 'probed', '1')
+  if raised >= configured then redis.call('HDEL', key, 'effective') end
+  return raised
+end
+
+-- How long a limit that is refused now has to stand before it is raised again: twice as long where it was a raise that
+-- was refused, also one to the configured limit, unless that has stood for long.
+local function patience_after_refusal(limits, now)
+  local stood = now - tonumber(limits.effective_at or '0')
+  if not limits.probe_ms or not limits.effective and stood > FORGET_MS then return PROBE_MS end
+  local patience = tonumber(limits.probe_ms)
+  return limits.probed == '1' and math.min(LONGEST_PROBE_MS, patience * 2) or patience
+end
+
+-- Whether a batch of `total` can no longer be live at once: its members wait for each other and free no place for the
+-- missing ones, and so do two batches that have got a part each. `left` is reserved and not admitted yet. A permit's
+-- score is minus its batch's size (acquire_permit.lua).
+local function batch_is_over(total, limit, permits, left)
+  return total > limit or redis.call('ZCOUNT', permits, '-inf', '(0') + left > limit
+end
+
+-- A sandbox runs or is gone. When one more runs than when the limit was lowered, and none was deleted in between, it was
+-- not their number that was refused: the configured limit is in force again.
+local function note_sandbox(places, episode, limits_key, runs, now)
+  redis.call('ZADD', places, 'XX', runs and RUNNING or 0, episode)
+  if not runs then return end
+  local running = redis.call('ZCOUNT', places, RUNNING, RUNNING)
+  local row = redis.call('HMGET', limits_key, 'held', 'held_at', 'effective', 'effective_at', 'ran', 'freed_at')
+  if running >= tonumber(row[1] or '0') or now - tonumber(row[2]) > HELD_MS then
+    redis.call('HSET', limits_key, 'held', running, 'held_at', now)
   end
-  return limit + 1
+  if row[3] and running > tonumber(row[5] or running) then
+    redis.call('HDEL', limits_key, 'ran')
+    if tonumber(row[6] or '0') < tonumber(row[4]) then
+      redis.call('HDEL', limits_key, 'effective')
+      redis.call('HSET', limits_key, 'effective_at', now, 'probed', '1')
+    end
+  end
 end
 
 -- Wake the first who waits to create, unless it comes by itself when the next creation is possible.
 local function wake_creator(line, due, prefix, possible_at)
   local first = redis.call('ZRANGE', line, 0, 0)[1]
-  if first and tonumber(redis.call('ZSCORE', due, first) or '0') > possible_at + 1 then push_wake(prefix, first) end
+  if first and tonumber(redis.call('ZSCORE', due, first) or '0') > possible_at + 1 then push_wake(prefix .. first) end
 end
 
 -- Free an episode's permit and its place at the provider; wake those whom that lets on. Returns how much was freed.

@@ -9,44 +9,34 @@
 if redis.call('HGET', KEYS[8], 'state') == 'final' then return 4 end
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
 local now = now_ms()
-local row = redis.call('HMGET', KEYS[4], 'concurrency', 'effective')
-local limit = math.min(tonumber(row[1] or ARGV[3]), tonumber(row[2] or row[1] or ARGV[3]))
-if row[2] and redis.call('ZCARD', KEYS[10]) >= limit and redis.call('ZCARD', KEYS[1]) >= limit then
-  local raised = probe_concurrency(KEYS[4], read_hash(KEYS[4]), ARGV[3], now)
+local limits = read_hash(KEYS[4])
+local limit = allowed_concurrency(limits, ARGV[3])
+local held, waiting = redis.call('ZCARD', KEYS[1]), redis.call('ZCARD', KEYS[2])
+if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then waiting = waiting + 1 end
+-- one is asked for too many, and nobody holds a permit without a place: whoever did would be the one to try
+if limits.effective and held + waiting > limit and redis.call('ZCARD', KEYS[10]) >= math.min(held, limit) then
+  local raised = probe_concurrency(KEYS[4], limits, ARGV[3], now)
   if raised > limit then wake_creator(KEYS[11], KEYS[12], ARGV[5], now) end  -- who holds a permit already goes first
   limit = raised
 end
-local reserved = 0
-local mine
-local rows = redis.call('HGETALL', KEYS[5])
-for i = 1, #rows, 2 do
-  local left, ends, total = string.match(rows[i + 1], '^(%d+):(%d+):(%d+)$')
-  if tonumber(ends) <= now or tonumber(left) == 0 then
-    redis.call('HDEL', KEYS[5], rows[i])
-  else
-    reserved = reserved + tonumber(left)
-    if rows[i] == ARGV[2] then mine = {tonumber(left), ends, total} end
-  end
-end
-local free = limit - redis.call('ZCARD', KEYS[1])
+local rows, reserved = read_reservations(KEYS[5], now)
+local mine = rows[ARGV[2]]
+local free = limit - held
 local queue = redis.call('EXISTS', KEYS[2]) == 1
-local function wake_first()
-  local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
-  if first and first ~= ARGV[1] then push_wake(ARGV[5], first) end
-end
 local function grant()
-  redis.call('ZADD', KEYS[1], now, ARGV[1])
+  redis.call('ZADD', KEYS[1], mine and -mine.total or now, ARGV[1])
   if not queue then return 1 end
   redis.call('ZREM', KEYS[2], ARGV[1])
   redis.call('ZREM', KEYS[3], ARGV[1])
   redis.call('DEL', KEYS[7])
-  if free > 1 then wake_first() end  -- two releases may have woken the same waiter: pass the second on
+  if free > 1 then wake_first(KEYS[2], ARGV[5]) end  -- two releases may have woken the same waiter: pass the second on
   return 1
 end
 if mine then
-  if tonumber(mine[3]) > limit then return 3 end
+  if batch_is_over(mine.total, limit, KEYS[1], reserved) then return 3 end
   if free > 0 then
-    redis.call('HSET', KEYS[5], ARGV[2], (mine[1] - 1) .. ':' .. mine[2] .. ':' .. mine[3])
+    mine.left = mine.left - 1
+    write_reservation(KEYS[5], ARGV[2], mine)
     return grant()
   end
 elseif redis.call('EXISTS', KEYS[9]) == 1 then
@@ -54,7 +44,7 @@ elseif redis.call('EXISTS', KEYS[9]) == 1 then
 elseif reserved > 0 then
   -- an episode without reservation must not sit in a slot that a reserved batch needs
   local slots = redis.call('ZCOUNT', KEYS[6], now, '+inf')
-  if math.min(limit, slots) - redis.call('ZCARD', KEYS[1]) - reserved <= 0 then return 2 end
+  if math.min(limit, slots) - held - reserved <= 0 then return 2 end
 end
 local others = mine and 0 or reserved
 if not queue and free - others > 0 then return grant() end
@@ -66,5 +56,5 @@ end
 if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then redis.call('ZADD', KEYS[2], now, ARGV[1]) end
 redis.call('ZADD', KEYS[3], now, ARGV[1])
 if free - others > redis.call('ZRANK', KEYS[2], ARGV[1]) then return grant() end
-if free - reserved > 0 then wake_first() end
+if free - reserved > 0 and redis.call('ZRANK', KEYS[2], ARGV[1]) > 0 then wake_first(KEYS[2], ARGV[5]) end
 return 0

@@ -29,7 +29,5 @@ if unsettled <= 0 then
   redis.call('EXPIRE', KEYS[1], ARGV[6])
   moved = moved + free_permit(ARGV[1], KEYS[8], KEYS[11], KEYS[12], KEYS[13], KEYS[14], ARGV[7])
 end
-if moved > 0 then
-  for _, waiter in ipairs(redis.call('ZRANGE', KEYS[9], 0, 0)) do push_wake(ARGV[7], waiter) end
-end
+if moved > 0 then wake_first(KEYS[9], ARGV[7]) end
 return 1

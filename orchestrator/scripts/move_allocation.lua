@@ -23,6 +23,7 @@ for name, value in pairs(cjson.decode(ARGV[9])) do redis.call('HSET', KEYS[2], n
 for name, value in pairs(cjson.decode(ARGV[10])) do redis.call('HINCRBY', KEYS[4], name, value) end
 if ARGV[11] ~= '0' then redis.call('HINCRBY', KEYS[1], 'cost_picousd', ARGV[11]) end
 if ARGV[4] == 'absent' then redis.call('HSET', KEYS[8], 'freed_at', now) end
+if ARGV[4] == 'created' or ARGV[6] == '1' then note_sandbox(KEYS[7], ARGV[3], KEYS[8], ARGV[4] == 'created', now) end
 if ARGV[6] == '1' then
   redis.call('ZREM', KEYS[3], ARGV[2])
   redis.call('EXPIRE', KEYS[2], ARGV[7])
@@ -31,7 +32,7 @@ if ARGV[6] == '1' then
     observe_cost(KEYS[1], KEYS[4], ARGV[12])
     redis.call('EXPIRE', KEYS[1], ARGV[7])
     if free_permit(ARGV[3], KEYS[5], KEYS[7], KEYS[8], KEYS[9], KEYS[10], ARGV[8]) == 1 then
-      for _, waiter in ipairs(redis.call('ZRANGE', KEYS[6], 0, 0)) do push_wake(ARGV[8], waiter) end
+      wake_first(KEYS[6], ARGV[8])
     end
   end
 end

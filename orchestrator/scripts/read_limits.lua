@@ -5,11 +5,7 @@
 local now = now_ms()
 local limits = read_hash(KEYS[1])
 local concurrency, configured = allowed_concurrency(limits, ARGV[1])
-local reserved = 0
-for _, row in ipairs(redis.call('HVALS', KEYS[4])) do
-  local left, ends = string.match(row, '^(%d+):(%d+):(%d+)$')
-  if tonumber(ends) > now then reserved = reserved + tonumber(left) end
-end
+local _, reserved = read_reservations(KEYS[4], now)
 local counters = redis.call('HMGET', KEYS[7], 'creations', 'rate_limited:rate', 'rate_limited:concurrency')
 return cjson.encode({
   concurrency_configured = configured,

@@ -4,6 +4,9 @@
 --   the provider allows, however large its burst is. One refusal is not believed further than half of the rate.
 -- concurrency: lowers the limit to what runs now. While a deletion is fresh the provider's count may only lag: then the
 --   creation keeps its place and nothing is lowered, three times.
+-- A refusal that comes without a header may be of the rate kind all the same. It is taken for that when fewer run than
+--   the provider let run lately, or when deletions would have to explain one refusal after another: fewer creations a
+--   second cure that, too.
 -- KEYS: 1 limits, 2 counters, 3 the creation's leave, 4 places at the provider
 -- ARGV: 1 kind (rate or concurrency), 2 Retry-After ms or '', 3 jitter (0.75 to 1.25), 4 episode id ('' when it was not
 --       a creation that was refused), 5 default rate, 6 default concurrency limit, 7 how often this creation was refused
@@ -16,18 +19,30 @@ local leave = ARGV[4] ~= '' and redis.call('GET', KEYS[3])
 if leave == 'refused' then return {math.max(0, cooldown - now), 0} end  -- told again after a lost answer
 redis.call('HINCRBY', KEYS[2], 'rate_limited:' .. ARGV[1], 1)
 if leave then redis.call('SET', KEYS[3], 'refused', 'KEEPTTL') end
+if ARGV[1] == 'concurrency' and ARGV[4] == '' then return {0, 0} end
+if ARGV[4] ~= '' then redis.call('ZADD', KEYS[4], 'XX', 0, ARGV[4]) end
+local running = redis.call('ZCOUNT', KEYS[4], CREATING, RUNNING)
 
-if ARGV[1] == 'concurrency' then
-  if ARGV[4] == '' then return {0, 0} end
-  if tonumber(ARGV[7]) < 3 and now - tonumber(limits.freed_at or '0') < 3000 then
-    return {0, math.floor(500 * 2 ^ ARGV[7] * ARGV[3])}
+local function counts_lag()
+  return tonumber(ARGV[7]) < 3 and now - tonumber(limits.freed_at or '0') < 3000
+end
+
+local function seems_rate()
+  if counts_lag() then
+    local lagged = now - tonumber(limits.lagged_at or '0') < 10000 and tonumber(limits.lagged) or 0
+    redis.call('HSET', KEYS[1], 'lagged', lagged + 1, 'lagged_at', now)
+    return lagged >= 3
   end
+  return running < tonumber(limits.held or '0') and now - tonumber(limits.held_at) < HELD_MS
+end
+
+if ARGV[1] == 'concurrency' and not seems_rate() then
+  if counts_lag() then return {0, math.floor(500 * 2 ^ ARGV[7] * ARGV[3])} end
   redis.call('ZREM', KEYS[4], ARGV[4])
   local _, configured = allowed_concurrency(limits, ARGV[6])
-  local running = math.min(configured, redis.call('ZCARD', KEYS[4]))
-  local patience = tonumber(limits.probe_ms or PROBE_MS)
-  if limits.probed == '1' then patience = math.min(LONGEST_PROBE_MS, patience * 2) end
-  redis.call('HSET', KEYS[1], 'effective', running, 'effective_at', now, 'probe_ms', patience, 'probed', '0')
+  local patience = patience_after_refusal(limits, now)
+  redis.call('HSET', KEYS[1], 'effective', math.min(configured, redis.call('ZCARD', KEYS[4])), 'effective_at', now,
+             'probe_ms', patience, 'probed', '0', 'ran', running)
   return {0, 0}
 end
 
@@ -35,7 +50,8 @@ local fresh = leave and tonumber(leave) > tonumber(limits.refused_at or '0')
 local streak = 0
 local pause = tonumber(ARGV[2])
 if not pause then
-  if fresh and now - tonumber(limits.refused_at or '0') < 60000 then streak = tonumber(limits.streak or '0') + 1 end
+  -- only what is refused again right after its pause has to wait longer
+  if fresh and limits.refused_at and now - cooldown < 5000 then streak = tonumber(limits.streak or '0') + 1 end
   pause = (fresh or ARGV[4] == '') and math.min(30000, 1000 * 2 ^ streak) * ARGV[3] or 0
 end
 cooldown = math.max(cooldown, math.floor(now + pause))

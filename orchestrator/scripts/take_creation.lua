@@ -1,14 +1,16 @@
 -- Lets one creation through, or says when to ask again. A line in order of class, then arrival: episodes that hold
 -- their place at the provider already (verifiers), verifiers that lost it to a refusal, policies. Needs: limits.
 -- KEYS: 1 limits, 2 line, 3 when each in line asks again, 4 places at the provider, 5 counters, 6 episode row,
---       7 this creation's leave, 8 its wake list
--- ARGV: 1 creation id, 2 episode id, 3 class (1 verifier, 2 policy), 4 arrival number ('' at first), 5 default rate,
+--       7 this creation's leave, 8 its wake list, 9 permits
+-- ARGV: 1 creation id, 2 episode id, 3 class (0 settles a creation of an episode that may be over, 1 verifier,
+--       2 policy), 4 arrival number ('' at first), 5 default rate,
 --       6 default concurrency limit, 7 longest wait ms (a turn beyond it is not waited for), 8 longest sleep ms,
 --       9 wake key prefix
 -- Returns: {1 granted (also when it was before), arrival}, {0 wait, arrival, ms until it should ask again},
---          {2 its turn is too far away, arrival, ms}, {3 the episode has its receipt already, ''}
+--          {2 its turn is too far away, arrival, ms}, {3 the episode has its receipt already, ''},
+--          {4 never: the limit fell below its batch, whose others wait for it and free no place, arrival}
 if redis.call('EXISTS', KEYS[7]) == 1 then return {1, ARGV[4]} end
-if redis.call('HGET', KEYS[6], 'state') == 'final' then return {3, ''} end
+if ARGV[3] ~= '0' and redis.call('HGET', KEYS[6], 'state') == 'final' then return {3, ''} end
 local now = now_ms()
 local limits = read_hash(KEYS[1])
 local rate = allowed_rate(limits, ARGV[5], now)
@@ -39,6 +41,14 @@ local function has_room()
   return ahead == 0 and taken < probe_concurrency(KEYS[1], limits, ARGV[6], now)
 end
 local room = has_room()
+if not room and ARGV[3] == '2' then
+  local batch = -tonumber(redis.call('ZSCORE', KEYS[9], ARGV[2]) or '0')
+  if batch > 0 and batch_is_over(batch, allowed_concurrency(limits, ARGV[6]), KEYS[9], 0) then
+    redis.call('ZREM', KEYS[2], ARGV[1])
+    redis.call('ZREM', KEYS[3], ARGV[1])
+    return {4, arrival}
+  end
+end
 
 if ahead > 0 or now < possible_at or not room then
   local wait = math.ceil(math.max(0, possible_at - now) + ahead * interval)
@@ -61,7 +71,7 @@ local waited = redis.call('ZREM', KEYS[2], ARGV[1]) == 1
 redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('DEL', KEYS[8])
 redis.call('SET', KEYS[7], now, 'PX', 120000)
-if not placed then redis.call('ZADD', KEYS[4], now, ARGV[2]) end
+redis.call('ZADD', KEYS[4], CREATING, ARGV[2])
 redis.call('HINCRBY', KEYS[5], 'creations', 1)
 if rate > 0 then
   -- a waiter that woke a little late must not slow down everybody after it

@@ -23,6 +23,7 @@ from tests.bench.creation_ceiling import creation_ceiling
 from tests.bench.demo import demo
 from tests.bench.episode_overhead import episode_overhead
 from tests.bench.local_service import local_service
+from tests.bench.parallel_rollouts import parallel_rollouts
 from tests.bench.permits import permits
 from tests.bench.rows import Row, table
 from tests.bench.scrape import scrape
@@ -45,6 +46,7 @@ BENCHES: Mapping[str, Callable[[], list[Row]]] = {
         permits,
         simulation,
         worker_loss,
+        parallel_rollouts,
         scrape,
     )
 }

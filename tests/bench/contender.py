@@ -1,6 +1,6 @@
 """Processes that contend for permits, forked from one that has imported everything.
 
-What each measures it writes to its own end of a pipe: when it began and ended, and each wait. `receipt`: permit and
+What each measures it writes to its own end of a pipe: when it began and ended, and each hold. `receipt`: permit and
 receipt, as an episode ends; the rows it needs are there already. `pair`: permit, and what a receipt does to free it.
 """
 
@@ -38,18 +38,22 @@ class Share:
     ended: float
     cpu_seconds: float
     """Processor time of this process in between."""
-    waits: Sequence[tuple[float, float]]
-    """(asked, granted)"""
+    holds: Sequence[tuple[float, float, float]]
+    """(asked, granted, let go): surely held between the last two, taken after the grant and before the release."""
 
 
-def contend(processes: int, mode: str, redis_url: str, *, limit: int, count: int) -> list[Share]:
-    """Let so many processes take and free `count` permits each, all at once; raises RuntimeError when one fails."""
+def contend(processes: int, mode: str, redis_url: str, *, limit: int, count: int, hold_seconds: float) -> list[Share]:
+    """Let so many processes take and free `count` permits each, all at once; raises RuntimeError when one fails.
+
+    Each permit is kept for `hold_seconds`.
+    """
     fork = multiprocessing.get_context("fork")
     barrier = fork.Barrier(processes)
     running = []
     for number in range(processes):
         ours, theirs = fork.Pipe(duplex=False)
-        process = fork.Process(target=_main, args=(theirs, barrier, mode, redis_url, limit, count, f"p{number}"))
+        given = (mode, redis_url, limit, count, hold_seconds, f"p{number}")
+        process = fork.Process(target=_main, args=(theirs, barrier, *given))
         process.start()
         theirs.close()
         running.append((process, ours))
@@ -70,8 +74,10 @@ def names(process: str, count: int) -> list[str]:
     return [f"e-{process}-{number}" for number in range(count)]
 
 
-def _main(pipe: Any, barrier: Barrier, mode: str, redis_url: str, limit: int, count: int, name: str) -> None:
-    waits = []
+def _main(
+    pipe: Any, barrier: Barrier, mode: str, redis_url: str, limit: int, count: int, hold_seconds: float, name: str
+) -> None:
+    holds = []
     with opened_farm(redis_url, concurrency_limit=limit) as farm:
         episodes = names(name, count)
         receipts = [a_receipt(a_spec(episode)) for episode in episodes] if mode == "receipt" else []
@@ -82,13 +88,15 @@ def _main(pipe: Any, barrier: Barrier, mode: str, redis_url: str, limit: int, co
         barrier.wait(_START_SECONDS)
         began, cpu = time.time(), time.process_time()
         for number, episode in enumerate(episodes):
-            waits.append(_admit(farm.limiter, episode))
+            asked, granted = _admit(farm.limiter, episode)
+            time.sleep(hold_seconds)
+            holds.append((asked, granted, time.time()))
             if mode == "receipt":
                 farm.ledger.commit(receipts[number], tokens[number])
             else:
                 farm.redis.evalsha(release, len(keys), *keys, episode, Keys.WAKE_PREFIX)
         ended, cpu = time.time(), time.process_time() - cpu
-    pipe.send_bytes(json.dumps({"began": began, "ended": ended, "cpu_seconds": cpu, "waits": waits}).encode())
+    pipe.send_bytes(json.dumps({"began": began, "ended": ended, "cpu_seconds": cpu, "holds": holds}).encode())
 
 
 def _admit(limiter: Limiter, episode: str) -> tuple[float, float]:

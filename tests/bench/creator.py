@@ -1,4 +1,4 @@
-"""A worker's share of creations, and nothing that happens in a sandbox: `python -m ... MODE API REDIS RATE SECONDS`.
+"""A worker's share of creations, and nothing in a sandbox: `python -m ... MODE API REDIS RATE LIMIT SECONDS`.
 
 Two slots, as a worker has. Mode `farm`: row, lease, permit, a policy sandbox and then a verifier through the worker's
 own allocator and provider, receipt. Mode `sdk`: the same two sandboxes with the SDK alone, its retries as they come. It
@@ -25,10 +25,10 @@ _LIFE_SECONDS = 0.2
 """How long each sandbox is used: sixteen slots keep asking for several times the ceiling."""
 
 
-def farm_slot(name: str, api_url: str, redis_url: str, rate: float, ends: float) -> None:
+def farm_slot(name: str, api_url: str, redis_url: str, rate: float, limit: int, ends: float) -> None:
     """Episodes of two sandboxes until the time is over."""
     provider = E2BProvider(_KEY, api_url=api_url)
-    with farm_of(farm_settings(redis_url, creation_rate=rate, concurrency_limit=100)) as farm:
+    with farm_of(farm_settings(redis_url, creation_rate=rate, concurrency_limit=limit)) as farm:
         number = 0
         while time.monotonic() < ends:
             number += 1
@@ -71,15 +71,16 @@ def sdk_slot(api_url: str, ends: float) -> None:
 
 def main() -> None:
     """Two slots on threads."""
-    mode, api_url, redis_url, rate, seconds = sys.argv[1:]
+    mode, api_url, redis_url, rate, limit, seconds = sys.argv[1:]
     if mode == "farm":
         E2BProvider(_KEY, api_url=api_url).prepare()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
     ends = time.monotonic() + float(seconds)
+    given = (api_url, redis_url, float(rate), int(limit), ends)
     slots = [
-        threading.Thread(target=farm_slot, args=(f"{os.getpid()}-{number}", api_url, redis_url, float(rate), ends))
+        threading.Thread(target=farm_slot, args=(f"{os.getpid()}-{number}", *given))
         if mode == "farm"
         else threading.Thread(target=sdk_slot, args=(api_url, ends))
         for number in range(2)

@@ -2,15 +2,16 @@
 
 Speed, limit not binding: `admit` of the real limiter, and what frees the permit. In production that is the script that
 writes the receipt, which does a dozen other things; it is measured with it, and with the lines that free the permit
-alone. Fairness, limit binding: in which order permits were given against the order in which they were asked for. What
-runs at once is read from the times at which permits were held, so it is counted from outside of the limiter.
+alone. Fairness, limit binding: in which order permits were given against the order in which they were asked for. How
+many held one at once is read from the processes' own times, so it is counted from outside of the limiter.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 
@@ -27,6 +28,9 @@ _PAIRS = 400
 _RECEIPTS = 100
 _TURNS = 40
 _BINDING = 8
+_HOLDS = 10
+_HOLD_SECONDS = 0.02
+"""Where a permit is kept: long enough for others to be granted theirs meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +42,26 @@ class Contest:
     """Processor time of one pair, Redis's and its clients' together: other load on the machine is not in it."""
     waits: Sequence[tuple[float, float]]
     """(asked, granted) in unix seconds, by the time of asking."""
+    most_at_once: int
+    """Permits that were surely held at the same moment."""
 
 
-def permits() -> list[Row]:
+def permits(
+    *, processes: int = _PROCESSES, pairs: int = _PAIRS, receipts: int = _RECEIPTS, turns: int = _TURNS
+) -> list[Row]:
     """Rows of speed and of fairness."""
-    pair = contest("pair", limit=1000, count=_PAIRS)
-    receipt = contest("receipt", limit=1000, count=_RECEIPTS)
-    tight = contest("receipt", limit=_BINDING, count=_TURNS)
+    pair = contest("pair", limit=1000, count=pairs, processes=processes)
+    receipt = contest("receipt", limit=1000, count=receipts, processes=processes)
+    tight = contest("receipt", limit=_BINDING, count=turns, processes=processes)
+    held = contest("receipt", limit=_BINDING, count=_HOLDS, processes=processes, hold_seconds=_HOLD_SECONDS)
     waited = sorted(granted - asked for asked, granted in tight.waits)
     return [
         Row(
-            "permits: taken and freed, 32 processes",
+            f"permits: taken and freed, {processes} processes",
             pair.pairs_per_second,
             "/s",
             Goal(">=", 5000),
-            f"{_PROCESSES} processes, {_PAIRS} each; admit, and the lines of commit_receipt.lua that free it",
+            f"{processes} processes, {pairs} each; admit, and the lines of commit_receipt.lua that free it",
         ),
         Row(
             "permits: processor time of one such pair",
@@ -66,14 +75,14 @@ def permits() -> list[Row]:
             receipt.pairs_per_second,
             "/s",
             None,
-            f"{_PROCESSES} processes, {_RECEIPTS} each; admit and commit_receipt with all that it writes",
+            f"{processes} processes, {receipts} each; admit and commit_receipt with all that it writes",
         ),
         Row(
             "permits, limit binding: longest wait over median",
             waited[-1] / median(waited),
             "x",
             None,
-            f"{_PROCESSES} processes for {_BINDING} permits; p50 {1000 * median(waited):.1f} ms, "
+            f"{processes} processes for {_BINDING} permits; p50 {1000 * median(waited):.1f} ms, "
             f"longest {1000 * waited[-1]:.1f} ms",
         ),
         Row(
@@ -83,12 +92,13 @@ def permits() -> list[Row]:
             None,
             "granted more than 5 ms before one that had asked more than 5 ms earlier; times of the processes",
         ),
+        Row("permits, limit binding: given a second", tight.pairs_per_second, "/s", None, "each on by a receipt"),
         Row(
-            "permits, limit binding: given a second",
-            tight.pairs_per_second,
-            "/s",
-            None,
-            "each is handed on by the receipt before it",
+            "permits, limit binding: most held at once",
+            held.most_at_once,
+            "",
+            Goal("<=", _BINDING),
+            f"each kept {1000 * _HOLD_SECONDS:g} ms; counted from after a grant to before its receipt",
         ),
     ]
 
@@ -103,24 +113,33 @@ def overtaken(waits: Sequence[tuple[float, float]], *, slack_seconds: float) -> 
     return count
 
 
-def contest(mode: str, *, limit: int, count: int) -> Contest:
-    """Let all contend at once; raises RuntimeError when one failed or a permit is left."""
+def most_at_once(holds: Iterable[tuple[float, float]]) -> int:
+    """How many of these stretches (began, ended) have a moment in common; one that ends as another begins has none."""
+    changes = sorted(change for began, ended in holds for change in ((began, 1), (ended, -1)))
+    return max(accumulate((change for _, change in changes), initial=0))
+
+
+def contest(mode: str, *, limit: int, count: int, processes: int = _PROCESSES, hold_seconds: float = 0.0) -> Contest:
+    """Let all contend at once; raises RuntimeError when one failed, a permit is left or too many were held."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name, running_redis(Path(name)) as redis_url:
         with opened_farm(redis_url) as farm:
-            for process in range(_PROCESSES):
+            for process in range(processes):
                 for episode in names(f"p{process}", count):
                     leased(farm, a_spec(episode), lease_seconds=3600)
         with Redis.from_url(redis_url) as redis:
             before = _cpu_seconds(redis)
-            shares = contend(_PROCESSES, mode, redis_url, limit=limit, count=count)
+            shares = contend(processes, mode, redis_url, limit=limit, count=count, hold_seconds=hold_seconds)
             cpu = _cpu_seconds(redis) - before + sum(one.cpu_seconds for one in shares)
             if redis.zcard(Keys.PERMITS) or redis.zcard(Keys.WAITERS):
                 raise RuntimeError("a permit or a waiter is left")
     # while all contend: from the last one's beginning to the first one's end
     since, until = max(one.began for one in shares), min(one.ended for one in shares)
-    waits = sorted((asked, granted) for one in shares for asked, granted in one.waits)
+    waits = sorted((asked, granted) for one in shares for asked, granted, _ in one.holds)
+    most = most_at_once((granted, let_go) for one in shares for _, granted, let_go in one.holds)
+    if most > limit:
+        raise RuntimeError(f"{most} permits were held at once under a limit of {limit}")
     within = sum(since <= granted <= until for _, granted in waits)
-    return Contest(within / (until - since), cpu / len(waits), waits)
+    return Contest(within / (until - since), cpu / len(waits), waits, most)
 
 
 def _cpu_seconds(redis: Redis) -> float:

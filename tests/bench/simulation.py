@@ -1,10 +1,12 @@
 """10,000 episodes against a simulated provider, at 1,100 sandboxes at once, without sleeping.
 
 What is simulated: the provider, the slots and the time. What is real: the limiter's own decisions, its scripts on a
-real Redis, given the simulation's clock in place of Redis's (scripts/__init__.py), and the ledger's rows, leases and
-receipts. An event is a step of one episode: ask for the permit, ask for leave to create, hear the provider's answer,
-delete, write the receipt. A slot that waits asks again when it is woken or when its sleep is over, as the limiter's own
-loops do. One episode in a hundred loses its process: it says nothing any more, and is finished after the lease time.
+real Redis, given the simulation's clock in place of Redis's (scripts/__init__.py), and the ledger's rows, leases,
+allocations and receipts. An event is a step of one episode: ask for the permit, ask for leave to create, hear the
+provider's answer, delete, write the receipt. A slot that waits asks again when woken or when its sleep is over, as
+the limiter's own loops do. One episode in a hundred loses its process: it says nothing any more, and after the lease
+time its lease is seized, its sandbox named under its key, deleted and confirmed, and its receipt written. In the end
+the same invariants are checked as after chaos (tests/chaos/invariants.py).
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ from redis import Redis
 from orchestrator.connection import BLOCK_SECONDS
 from orchestrator.creations import Creation
 from orchestrator.errors import ConcurrencyLimited, RateLimited
+from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.ledger import Lease, Ledger
 from orchestrator.limiter import Answer, Limiter
-from orchestrator.records import EpisodeSpec
-from orchestrator.vocabulary import Outcome, Role
+from orchestrator.records import Allocation, EpisodeSpec
+from orchestrator.vocabulary import AllocationState, Outcome, Role
 from tests.bench.rows import Goal, Row
+from tests.chaos.invariants import violations
+from tests.chaos.reading import read
 from tests.support.redis_server import running_redis
-from tests.support.truth import a_receipt, a_spec, farm_of, farm_settings, leased
+from tests.support.truth import a_receipt, a_request, a_spec, expire, farm_of, farm_settings, leased
 
 _EPISODES = 10_000
 _LEARNING_EPISODES = 4_000
@@ -41,6 +46,11 @@ _LIFE_SECONDS = {Role.POLICY: (300.0, 900.0), Role.VERIFIER: (30.0, 90.0)}
 _ANSWER_SECONDS = {"create": (0.1, 0.3), "delete": (0.05, 0.15)}
 _LEASE_SECONDS = 12.0
 _DEATHS = 0.01
+_LOW_LIMIT = 10
+_LOW_EPISODES = 300
+_LOW_SLOTS = 40
+_VCPUS = 2
+_MEMORY_MB = 512
 
 Leased = tuple[EpisodeSpec, Lease]
 
@@ -151,9 +161,17 @@ def simulation() -> list[Row]:
     """Rows of two farms: one that knows the provider's limits, one that has to find them out."""
     known = simulate(concurrency=1100, rate=5)
     learned = simulate(concurrency=1200, rate=10, episodes=_LEARNING_EPISODES)
+    low = simulate(concurrency=_LOW_LIMIT, rate=5, episodes=_LOW_EPISODES, slots=_LOW_SLOTS, cap=1000)
     return [
         *_rows("limits known", known, Goal(">=", 98)),
         *_rows("configured 1,200 and 10 a second", learned, None),
+        Row(
+            f"simulated, our limit {_LOW_LIMIT}, the provider's 1000: most at once",
+            low.provider.highest,
+            "",
+            Goal("<=", _LOW_LIMIT),
+            f"the provider's own count; {low.finished} receipts from {_LOW_SLOTS} slots, every invariant held",
+        ),
     ]
 
 
@@ -183,7 +201,7 @@ def simulate(
             for _ in range(slots):
                 world.after(0.0, begin)
             world.run()
-            _check(world, episodes)
+            _check(world, farm, episodes)
         return world
 
 
@@ -197,6 +215,11 @@ class _Episode:
         self._spec, self._lease = episode
         self._then = then
         self._owns = False
+        """Whether the provider has a sandbox of this episode."""
+        self._row: Allocation | None = None
+        """The allocation that is not settled."""
+        self._names: list[str] = []
+        self._began = 0.0
         self._dies_at = world.dice.randrange(6) if world.dice.random() < _DEATHS else -1
         self._steps = 0
         self._roles = iter((Role.POLICY, Role.VERIFIER))
@@ -214,6 +237,16 @@ class _Episode:
             raise RuntimeError(f"{self._spec.episode_id}: {answer}")
 
     def _create(self, role: Role) -> None:
+        request = a_request(self._spec, role)
+        self._ledger.allocations.intend(self._spec.episode_id, role, request, self._lease.token)
+        self._row = Allocation(
+            allocation_id=request.allocation_id,
+            episode_id=self._spec.episode_id,
+            role=role,
+            state=AllocationState.INTENDED,
+            intended_at=0,
+        )
+        self._names.append(request.allocation_id)
         creation = self._limiter.creation(self._spec.episode_id, role)
         self._ask(creation, role)
 
@@ -231,13 +264,14 @@ class _Episode:
 
     def _arrive(self, creation: Creation, role: Role) -> None:
         refusal = self._world.provider.create(self._world.now)
-        self._owns = refusal is None
+        self._owns, self._began = refusal is None, self._world.now
         self._world.after(self._seconds("create") / 2, lambda: self._hear(creation, role, refusal))
 
     def _hear(self, creation: Creation, role: Role, refusal: RateLimited | ConcurrencyLimited | None) -> None:
         if self._dies():
             return
         if refusal is None:
+            self._own(self._lease.token)
             self._world.after(self._world.dice.uniform(*_LIFE_SECONDS[role]), self._delete)
             return
         rest = creation.refused(refusal)
@@ -252,15 +286,31 @@ class _Episode:
         self._owns = False
         self._world.after(self._seconds("delete"), self._confirmed)
 
+    def _own(self, token: str) -> None:
+        """Write down the id that the provider named, and the size."""
+        assert self._row is not None
+        name = f"sbx-{self._row.allocation_id}"
+        self._ledger.allocations.created(self._row, name, token, creating_ms=0)
+        row = self._ledger.allocations.sized(self._row, vcpus=_VCPUS, memory_mb=_MEMORY_MB)
+        self._row = row.model_copy(update={"sandbox_id": name})
+
+    def _absent(self, token: str) -> None:
+        """Write down that the provider says that it is gone."""
+        assert self._row is not None
+        running_ms = int(1000 * (self._world.now - self._began))
+        self._ledger.allocations.absent(self._row, token, running_ms=running_ms)
+        self._row = None
+
     def _confirmed(self) -> None:
+        self._absent(self._lease.token)
         role = next(self._roles, None)
         if role is not None:
             self._create(role)
         else:
-            self._end(Outcome.SOLVED)
+            self._end(Outcome.SOLVED, self._lease.token)
 
-    def _end(self, outcome: Outcome) -> None:
-        self._ledger.commit(a_receipt(self._spec, outcome), self._lease.token)
+    def _end(self, outcome: Outcome, token: str) -> None:
+        self._ledger.commit(a_receipt(self._spec, outcome, allocations=tuple(self._names)), token)
         self._world.finished += 1
         self._world.wake()
         self._then()
@@ -275,27 +325,40 @@ class _Episode:
         return True
 
     def _found_dead(self) -> None:
+        """What the reconciler does; a creation that came to nothing is struck out instead of sent again and deleted."""
+        expire(self._world.redis, self._spec.episode_id)
+        token = self._ledger.seize(self._spec.episode_id, "reconciler", lease_seconds=30)
+        assert token is not None
         if self._owns:
+            assert self._row is not None
+            if self._row.sandbox_id is None:
+                self._own(token)
             self._world.provider.delete(self._world.now)
-        self._end(Outcome.WORKER_LOST)
+            self._owns = False
+            self._absent(token)
+        elif self._row is not None:
+            self._ledger.allocations.refused(self._row, token, "its process died before a sandbox came of it")
+        self._end(Outcome.WORKER_LOST, token)
 
     def _seconds(self, call: str) -> float:
         return self._world.dice.uniform(*_ANSWER_SECONDS[call])
 
 
-def _check(world: World, episodes: int) -> None:
-    redis = world.redis
+def _check(world: World, farm: Farm, episodes: int) -> None:
+    expected = {f"e-{number}": 1.0 for number in range(1, episodes + 1)}
+    running = [f"{world.provider.running} of the provider"] if world.provider.running else []
+    reading = read(farm, "run-test", expected=expected, told={}, sandboxes=running)
+    problems = violations(reading)
+    counted = sum(reading.counters.get(f"created:{role}", 0) for role in Role)
     facts = {
-        "one receipt each": redis.zcard(Keys.RECEIPTS) == world.finished == episodes,
-        "no open row": redis.zcard(Keys.OPEN) == 0,
+        "one end each": world.finished == episodes,
+        "every creation on record": counted == world.provider.created,
         "never more permits than the limit": world.most_permits <= world.concurrency,
         "never more sandboxes than the limit": world.provider.highest <= min(world.concurrency, world.provider.cap),
-        "no permit left": redis.zcard(Keys.PERMITS) == redis.zcard(Keys.PLACES) == 0,
-        "no sandbox left": world.provider.running == 0,
-        "nobody in line": redis.zcard(Keys.WAITERS) == 0,
     }
-    if broken := [fact for fact, holds in facts.items() if not holds]:
-        raise RuntimeError(f"broken: {broken}")
+    problems += [f"not so: {fact}" for fact, holds in facts.items() if not holds]
+    if problems:
+        raise RuntimeError("\n".join([f"{len(problems)} violations", *problems[:20]]))
 
 
 def _rows(what: str, world: World, goal: Goal | None) -> list[Row]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from deploy.commands.resolve import connected_settings, provider_of, start_logging
+from deploy.commands.resolve import connected_settings, provider_of
+from deploy.logs import start_logging
 from tests.bench.timed_provider import CallLog, TimedProvider
 from workers.crew import run_crew
 

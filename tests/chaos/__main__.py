@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos.round import play
+from tests.chaos.round import FAULTS, play
 
 
 def main() -> int:
@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=None, help="of the first round; random by default")
     parser.add_argument("--rest", type=float, nargs=2, default=(0.5, 4.0), help="least and most seconds between blows")
+    parser.add_argument("--faults", action="store_true", help="let the sandbox service refuse, lose and lag meanwhile")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else secrets.randbelow(1_000_000)
     failed = 0
@@ -30,9 +31,11 @@ def main() -> int:
                 episodes=options.episodes,
                 workers=options.workers,
                 rest_seconds=tuple(options.rest),
+                faults=FAULTS if options.faults else {},
             )
         print(f"seed {outcome.seed}: {sum(outcome.outcomes.values())} receipts in {outcome.seconds:.0f} s")
         print(f"  blows: {dict(outcome.blows)}; starts: {outcome.restarts}")
+        print(f"  sandboxes: {outcome.sandboxes}")
         print(f"  outcomes: {dict(outcome.outcomes)}")
         print(*(f"  VIOLATED: {problem}" for problem in outcome.violations), sep="\n")
         failed += bool(outcome.violations)

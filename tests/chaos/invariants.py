@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from orchestrator.counts import counts_of
 from orchestrator.records import Allocation, SettledReceipt
-from orchestrator.vocabulary import AllocationState, Outcome
+from orchestrator.vocabulary import AllocationState, Outcome, Role
+
+_VERIFIED = (Outcome.SOLVED, Outcome.WRONG_ANSWER, Outcome.CANDIDATE_FAILED)
+"""What only a verifier can have found out."""
 
 _RECEIPTS_OWN = ("episodes:", "cost_", "phase:", "tool_call", "reward:", "episode_cost:sum")
 """What counters begin with that nothing but receipts and their sandboxes moves."""
@@ -72,6 +75,9 @@ def _absences(reading: Reading) -> Iterable[str]:
     for episode, settled in reading.receipts.items():
         if len(settled.allocations) != len(settled.receipt.allocations):
             yield f"{episode}: {len(settled.receipt.allocations)} allocations, {len(settled.allocations)} rows"
+        absent = Counter(row.role for row in settled.allocations if row.state is AllocationState.ABSENT)
+        if settled.receipt.outcome in _VERIFIED and absent != {Role.POLICY: 1, Role.VERIFIER: 1}:
+            yield f"{episode} ended {settled.receipt.outcome}, its absent sandboxes: {dict(absent)}, not one of each"
         for row in settled.allocations:
             if not row.state.settled:
                 yield f"{row.allocation_id} is still {row.state}"

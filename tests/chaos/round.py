@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import cast
-
-from redis import Redis
+from types import MappingProxyType
+from typing import Any
 
 from orchestrator.farm import Farm, open_farm
-from orchestrator.finished import START, Finished
-from orchestrator.keys import Keys
 from orchestrator.provider import Provider
+from orchestrator.records import Allocation
+from orchestrator.unresolved import ORPHANS_DELETED
 from tests.chaos.invariants import Reading, violations
 from tests.chaos.plant import Plant, Target, plant
+from tests.chaos.reading import read
+from tests.chaos.service_log import ServiceLog, contradictions
 from tests.chaos.traffic import Traffic, drive
-from tests.support.redis_server import leaks
-from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
 
 _TARGETS = (
@@ -30,11 +30,25 @@ _TARGETS = (
     (Target.ORCHESTRATOR, 2),
     (Target.SANDBOXES, 1),
     (Target.REDIS, 1),
+    (Target.FREEZE, 2),
 )
 """What blows fall on, with weights: a dead service ends every episode that runs, so it is struck less often."""
 
 _SETTLE_SECONDS = 150.0
 """For what was left open when the last receipt came: at most a first lifetime and a create request's patience."""
+
+
+FAULTS: Mapping[str, Any] = {
+    "rate_limited": "4%",
+    "lost": {"create": "4%"},
+    "unavailable": {"delete": "4%"},
+    "delete_lag_seconds": 0.3,
+    "latency": {"create": "exponential:0.1"},
+}
+"""What a service does wrong in a round with faults; deletions lag behind their answers."""
+
+
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,29 +60,53 @@ class Outcome:
     blows: Counter[str]
     outcomes: Counter[str]
     restarts: dict[str, int]
+    sandboxes: dict[str, int]
+    """Of the provider's own log: created, most at once; and how many were deleted as orphans."""
     violations: list[str]
 
 
-def play(directory: Path, *, seed: int, episodes: int, workers: int, rest_seconds: tuple[float, float]) -> Outcome:
-    """Play one round in `directory`; between two blows the farm has `rest_seconds` (least, most)."""
+def play(
+    directory: Path,
+    *,
+    seed: int,
+    episodes: int,
+    workers: int,
+    rest_seconds: tuple[float, float],
+    faults: Mapping[str, Any] = MappingProxyType({}),
+) -> Outcome:
+    """Play one round in `directory`; between two blows the farm has `rest_seconds` (least, most).
+
+    `faults` are what the sandbox service does wrong by itself, as its admin route takes them.
+    """
     random, began = Random(seed), time.monotonic()
-    with plant(directory, workers=workers) as farm_plant:
+    with (
+        plant(directory, workers=workers, faults={**faults, "seed": seed} if faults else {}) as farm_plant,
+        _service_log(farm_plant) as log,
+    ):
         traffic, training = drive(farm_plant.settings, episodes, seed)
         blows = _strike_until(traffic, farm_plant, random, rest_seconds)
         training.result()
         farm, provider = open_farm(farm_plant.settings), _provider(farm_plant)
-        _await_quiet(farm, farm_plant)
+        _await_quiet(farm, farm_plant, provider)
         reading = _read(farm, provider, traffic)
-        left = {"processes": [str(pid) for pid in farm_plant.stop()]}
-        left["directories"] = [path.name for path in farm_plant.sandbox_root.rglob("run-*")]
+        rows = _allocations(farm, traffic)
+        left = {"processes": farm_plant.stop_farm()}
+        log.close()
         farm.redis.close()
-    problems = violations(reading) + [f"left: {kind}: {item}" for kind, items in left.items() for item in items]
+        left |= farm_plant.stop_servers()
+    problems = violations(reading) + contradictions(log.lives, rows, limit=farm_plant.settings.concurrency_limit)
+    problems += [f"left: {kind}: {item}" for kind, items in left.items() for item in items]
     return Outcome(
         seed,
         time.monotonic() - began,
         blows,
         Counter(str(settled.receipt.outcome) for settled in reading.receipts.values()),
         farm_plant.starts,
+        {
+            "created": sum(event["event"] == "created" for life in log.lives for event in life.events),
+            "most at once": max((event["live"] for life in log.lives for event in life.events), default=0),
+            "deleted as orphans": reading.counters.get(ORPHANS_DELETED, 0),
+        },
         problems + traffic.faults,
     )
 
@@ -90,35 +128,37 @@ def _strike_until(traffic: Traffic, farm_plant: Plant, random: Random, rest: tup
     return blows
 
 
-def _await_quiet(farm: Farm, farm_plant: Plant) -> None:
-    def quiet() -> bool:
-        farm_plant.mend()
-        return not (farm.ledger.open_episodes() or farm.ledger.allocations.unsettled() or farm.ledger.lease_ends())
+def _await_quiet(farm: Farm, farm_plant: Plant, provider: Provider) -> None:
+    """Until everything is settled, or should have been: what is not then is in the reading."""
+    ledger, tag, ends = farm.ledger, farm.ledger.farm_tag(), time.monotonic() + _SETTLE_SECONDS
 
-    wait_until(quiet, description="what was left open is settled", seconds=_SETTLE_SECONDS)
+    def settled() -> bool:
+        if farm_plant.frozen or ledger.open_episodes() or ledger.allocations.unsettled() or ledger.lease_ends():
+            return False
+        return not provider.list({"farm": tag})  # an orphan waits for its sweep
+
+    farm_plant.mend()
+    while not settled() and time.monotonic() < ends:
+        time.sleep(_LOOK_SECONDS)
+        farm_plant.mend()
 
 
 def _read(farm: Farm, provider: Provider, traffic: Traffic) -> Reading:
-    redis, ledger = farm.redis, farm.ledger
-    written = cast("list[tuple[str, float]]", redis.zrange(Keys.RECEIPTS, 0, -1, withscores=True))
-    receipts = {episode: settled for episode, _ in written if (settled := ledger.receipt(episode)) is not None}
-    return Reading(
-        expected=traffic.expected,
-        told=traffic.told,
-        receipts=receipts,
-        written_at={episode: score / 1000 for episode, score in written},
-        announced=[episode for _, episode in Finished(redis, traffic.run_id).after(START, 1)],
-        counters={str(name): int(value) for name, value in redis.hgetall(Keys.COUNTERS).items()},
-        leftovers={
-            "sandboxes": [row.sandbox_id for row in provider.list({"farm": ledger.farm_tag()})],
-            "keys": leaks(redis),
-            **{key: _members(redis, key) for key in (Keys.PERMITS, Keys.WAITERS, Keys.LEASES, Keys.OPEN)},
-        },
-    )
+    sandboxes = [row.sandbox_id for row in provider.list({"farm": farm.ledger.farm_tag()})]
+    return read(farm, traffic.run_id, expected=traffic.expected, told=traffic.told, sandboxes=sandboxes)
 
 
-def _members(redis: Redis, key: str) -> list[str]:
-    return cast("list[str]", redis.zrange(key, 0, -1))
+def _allocations(farm: Farm, traffic: Traffic) -> list[Allocation]:
+    """Every row that the round ever intended."""
+    ledger = farm.ledger
+    names = [name for episode in traffic.expected for name in ledger.allocation_ids(episode)]
+    return [row for row in ledger.allocations.each(names) if row is not None]
+
+
+def _service_log(farm_plant: Plant) -> ServiceLog:
+    settings = farm_plant.settings
+    assert settings.e2b_api_key is not None
+    return ServiceLog(settings.e2b_api_url or "", settings.e2b_api_key.get_secret_value())
 
 
 def _provider(farm_plant: Plant) -> Provider:

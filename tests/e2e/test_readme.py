@@ -30,7 +30,7 @@ BLOCKS = [
     (match["language"], match["body"])
     for match in re.finditer(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", README, re.S | re.M)
 ]
-BRIDGE, BATCH, OPENENV, SESSIONS = (body for language, body in BLOCKS if language == "python")
+BRIDGE, BATCH, TRAINING, OPENENV, SESSIONS = (body for language, body in BLOCKS if language == "python")
 
 
 def _rows(heading: str) -> list[list[str]]:
@@ -90,6 +90,14 @@ def test_the_batch_runs_in_an_open_pool(farm_directory: Path) -> None:
     head = imports + "settings = " + opening.partition("with pool.submit")[0]
     body = "".join(f"    {line}\n" for line in BATCH.splitlines())
     _run(f"{head}\n{body}    print(len(episodes))", farm_directory)
+
+
+def test_the_training_runs_on_a_model_made_here(farm_directory: Path, tmp_path: Path) -> None:
+    make = "from pathlib import Path\nfrom tests.support.tiny_policy import SUBMIT, save_model\n"
+    _run(f"{make}save_model(Path({str(tmp_path)!r}), [SUBMIT], prompt='fix')", farm_directory)
+    head = BRIDGE.partition("with Pool(")[0]
+    code = TRAINING.replace("Qwen/Qwen3-0.6B", str(tmp_path)).replace('"none")', '"none", use_cpu=True, bf16=False)')
+    assert "train_loss" in _run(f"{head}\n{code}    print(trainer.state.log_history)", farm_directory)
 
 
 def test_openenv_collects_on_the_farm(farm_directory: Path) -> None:

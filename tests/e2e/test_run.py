@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from deploy.embedded import LocalSandboxes
 from deploy.exit_codes import ExitCode
 from deploy.rollouts import run_scripted
 from orchestrator.keys import Keys
@@ -140,3 +142,12 @@ def test_a_receipt_that_came_between_two_looks_is_not_lost() -> None:
     )
     assert [row.receipt.episode_id for row in got] == ["e-1"]
     assert checks == [1]
+
+
+def test_a_wrong_key_is_one_line_with_its_code(someone: User, tmp_path: Path) -> None:
+    with LocalSandboxes(tmp_path, api_key="the-right-one") as service:
+        code, process = someone.run("run", "weekly-sales", E2B_API_KEY="wrong", FARM_E2B_API_URL=service.url)
+    assert code == ExitCode.PROVIDER
+    (line,) = [line for line in process.stderr.splitlines() if line.startswith("error: ")]
+    assert "E2B_API_KEY" in line
+    assert "ended with" not in process.stderr

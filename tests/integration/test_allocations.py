@@ -222,3 +222,13 @@ def test_times_are_those_of_the_sending_and_the_confirmation(farm: Farm) -> None
     assert done.absent_at - done.created_at == pytest.approx(5, abs=1)
     assert done.running_seconds == 7
     assert done.sandbox_id == "sbx1"
+
+
+def test_a_size_noted_late_brings_no_expired_row_back(farm: Farm, redis: Redis) -> None:
+    spec, lease = leased(farm)
+    row = intended(farm, spec, lease)
+    redis.delete(Keys.allocation(row.allocation_id))  # as its retention does
+    farm.ledger.allocations.sized(row, vcpus=2, memory_mb=512)
+    assert not redis.exists(Keys.allocation(row.allocation_id))
+    redis.zrem(Keys.ALLOCATIONS, row.allocation_id)
+    farm.ledger.commit(a_receipt(spec), lease.token)

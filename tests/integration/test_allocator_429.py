@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from redis import Redis
 
-from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, ProviderError, RateLimited
+from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, NothingSent, ProviderError, RateLimited
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
+from orchestrator.limiter import Limiter
 from orchestrator.provider import CreateRequest, SandboxRow
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import AllocationState, Outcome, Role
@@ -52,14 +55,17 @@ def settings(redis_url: str) -> Settings:
     return farm_settings(redis_url, concurrency_limit=5)
 
 
-def allocator(farm: Farm, provider: Refusing, episode: str, token: str) -> Allocator:
+def allocator(farm: Farm, provider: Refusing, episode: str, token: str, **changes: Any) -> Allocator:
     return Allocator(
         episode,
         token,
-        allocations=farm.ledger.allocations,
-        limiter=farm.limiter,
-        provider=provider,
-        check=lambda: None,
+        **{
+            "allocations": farm.ledger.allocations,
+            "limiter": farm.limiter,
+            "provider": provider,
+            "check": lambda: None,
+            **changes,
+        },
     )
 
 
@@ -124,3 +130,66 @@ def test_a_429_to_a_deletion_is_told_and_asked_again(farm: Farm) -> None:
     assert (reading.rate_limited, reading.concurrency_limited, reading.concurrency_effective) == (3, 0, 5)
     assert stored(farm, a_request(spec).allocation_id).state is AllocationState.ABSENT
     end(farm, (spec, lease))
+
+
+def test_refused_connections_count_from_the_last_other_answer(farm: Farm) -> None:
+    spec, lease = running(farm)
+    provider = Refusing(creates=[NothingSent("refused"), RateLimited("slow down", 0.6), NothingSent("refused")])
+    ours = allocator(farm, provider, spec.episode_id, lease.token, refused_seconds=0.5)
+    owned, _ = ours.create(Role.POLICY, a_request(spec), provider.send, wait_seconds=20)
+    assert len(provider.created) == 4
+    assert ours.dispose(owned)
+    end(farm, (spec, lease))
+
+
+def test_connections_refused_for_long_end_the_episode(farm: Farm) -> None:
+    spec, lease = running(farm)
+    provider = Refusing(creates=[NothingSent("refused") for _ in range(29)])
+    ours = allocator(farm, provider, spec.episode_id, lease.token, refused_seconds=0.5)
+    with pytest.raises(EpisodeAborted) as ended:
+        ours.create(Role.POLICY, a_request(spec), provider.send, wait_seconds=60)
+    assert ended.value.outcome is Outcome.TRANSPORT
+    assert len(provider.created) < 10
+    end(farm, (spec, lease))
+
+
+def test_a_sandbox_is_priced_from_the_first_creation_whose_answer_was_lost(farm: Farm) -> None:
+    spec, lease = running(farm)
+    provider = Refusing(lose_create_answers=1)
+    ours = allocator(farm, provider, spec.episode_id, lease.token)
+    answered: list[None] = []
+
+    def send(request: CreateRequest) -> tuple[str, None]:
+        answered.append(None)
+        if len(answered) == 2:
+            raise RateLimited("slow down", 1.0)
+        return provider.send(request)
+
+    owned, _ = ours.create(Role.POLICY, a_request(spec), send, wait_seconds=20)
+    assert ours.dispose(owned)
+    ran = stored(farm, owned.row.allocation_id).running_seconds
+    assert ran is not None
+    assert ran >= 1.4, "half a second's rest after the lost answer, then the pause that was asked for"
+    assert len(provider.sandboxes) == 1
+    end(farm, (spec, lease))
+
+
+def test_what_is_abandoned_while_redis_is_away_is_deleted_all_the_same(farm: Farm) -> None:
+    episodes = [running(farm), running(farm)]
+    provider = Refusing()
+    abandoning = allocator(farm, provider, episodes[0][0].episode_id, episodes[0][1].token, limiter=_away())
+    for spec, lease in episodes:
+        ours = allocator(farm, provider, spec.episode_id, lease.token)
+        ours.create(Role.POLICY, a_request(spec), provider.send, wait_seconds=20)
+        abandoning.owned += ours.owned
+    provider.others = [RateLimited("slow down", 1)]
+    abandoning.abandon()
+    assert provider.running == {}
+    for owned, (_, lease) in zip(abandoning.owned, episodes, strict=True):
+        farm.ledger.allocations.absent(stored(farm, owned.row.allocation_id), lease.token, running_ms=1)
+    end(farm, *episodes)
+
+
+def _away() -> Limiter:
+    """A limiter whose Redis does not answer: nobody listens at port 1."""
+    return Limiter(Redis(port=1, decode_responses=True), concurrency_limit=5, creation_rate=0)

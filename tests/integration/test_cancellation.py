@@ -8,6 +8,7 @@ import pytest
 from redis import Redis
 
 from orchestrator.cancellation import Cancellation, Ending
+from orchestrator.endings import end_queued
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.finished import START, Finished
@@ -73,6 +74,32 @@ def test_queued_episodes_end_at_once_with_one_receipt_and_leave_the_queue(
     assert redis.hget(Keys.COUNTERS, "episodes:cancelled") == "5"
     cancellation.ask(named)  # once more changes nothing
     assert redis.hget(Keys.COUNTERS, "episodes:cancelled") == "5"
+
+
+def test_an_episode_that_its_trainer_closes_leaves_the_queue_too(farm: Farm, pool: Pool) -> None:
+    closed, kept = pool.submit(TASK), pool.submit(TASK)
+    closed.close()
+    assert farm.queue.waiting() == {job_id(kept.episode_id, 1)}
+    pool.cancel()
+    assert farm.queue.depth() == 0
+    details = [episode.wait().detail for episode in (closed, kept)]
+    assert details == ["cancelled before it was taken"] * 2, "one text for one end"
+
+
+def test_an_unreadable_row_is_ended_with_its_run(farm: Farm, cancellation: Cancellation, redis: Redis) -> None:
+    first, broken, last = (queued(farm) for _ in range(3))
+    redis.hset(Keys.episode(broken.episode_id), "spec", '{"schema_version": 99}')
+    cancellation.ask(cancellation.open_of(run_id="run-test"))
+    assert [outcome(farm, spec) for spec in (first, broken, last)] == [Outcome.CANCELLED] * 3
+    assert farm.queue.depth() == 0
+
+
+def test_one_that_cannot_be_ended_keeps_no_other_waiting(farm: Farm, cancellation: Cancellation, redis: Redis) -> None:
+    first, broken, last = (queued(farm) for _ in range(3))
+    redis.hset(Keys.episode(broken.episode_id), "run", "NOT AN ID")
+    named = [spec.episode_id for spec in (first, broken, last)]
+    cancellation.ask(named)
+    assert cancellation.wait(named, 0) == Ending(outcomes={"cancelled": 2}, open=(broken.episode_id,))
 
 
 def test_a_group_is_cancelled_alone_and_within_a_run_when_that_is_said(farm: Farm, cancellation: Cancellation) -> None:
@@ -197,7 +224,7 @@ def test_a_row_that_was_taken_is_not_ended_from_outside(farm: Farm) -> None:
     row = farm.ledger.row(spec.episode_id)
     assert isinstance(row, EpisodeRow)
     _, lease = leased(farm, spec)
-    assert not farm.ledger.end_queued(row, Outcome.CANCELLED, "too late")
+    assert not end_queued(farm.ledger, farm.queue, row, Outcome.CANCELLED)
     assert outcome(farm, spec) is None
     now = farm.ledger.row(spec.episode_id)
     assert now is not None

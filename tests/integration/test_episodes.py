@@ -255,7 +255,7 @@ class BreakingMailbox(Mailbox):
 def test_after_a_failed_call_no_answer_is_read_as_anothers(pool: Pool, slot: TinySlot) -> None:
     spec = pool.submit(TASK).spec
     mailbox = BreakingMailbox(pool.redis, spec.episode_id)
-    episode = Episode(spec, mailbox, pool.ledger, Finished(pool.redis, spec.run_id))
+    episode = Episode(spec, mailbox, pool.ledger, Finished(pool.redis, spec.run_id), slot.farm.queue)
     assert episode.terminal("first") == "ran first"
     mailbox.breaks = True
     with pytest.raises(RedisUnavailable):

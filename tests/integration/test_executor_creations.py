@@ -30,7 +30,7 @@ def test_a_429_is_waited_out(field: Field, faults: ServiceFaults, retry_after: b
     assert field.run(spec) == "solved"
     field.check_ended(spec.episode_id, Outcome.SOLVED, roles=BOTH)
     assert faults.statuses(spec.episode_id) == [429, 201, 201]
-    kind = "rate" if retry_after else "concurrency"
+    kind = "rate" if retry_after or html else "concurrency"
     assert field.farm.redis.hget(Keys.COUNTERS, f"rate_limited:{kind}") == "1"
 
 

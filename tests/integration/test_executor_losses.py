@@ -216,6 +216,21 @@ def test_a_wrong_key_is_fatal_at_the_first_request(field: Field) -> None:
     assert "E2B_API_KEY" in (settled.receipt.detail or "")
 
 
+def test_a_command_asks_nothing_of_the_control_plane(field: Field) -> None:
+    asked = []
+    for commands in (1, 8):
+        with (
+            _counting(field.ground.sandboxes.url) as counter,
+            serving(E2BProvider(KEY, api_url=counter.url), BUDGETS) as terminus_url,
+        ):
+            spec = field.spec(script(*["true"] * commands, candidate(repaired())))
+            provider = E2BProvider(KEY, api_url=counter.url)
+            assert field.run(spec, provider=provider, terminus_url=terminus_url) == "solved"
+            asked.append(sorted(line.split()[0] for line in counter.requests() if "/sandboxes" in line))
+    assert asked[0] == asked[1]
+    assert len(asked[0]) == 10, "create, size, delete and confirm for each of two; connect; the server's own deletion"
+
+
 # deletion
 
 
@@ -249,7 +264,9 @@ def test_a_policy_sandbox_that_stays_is_reported_and_no_verifier_is_made(
     status = read_status(farm.redis, farm.ledger, farm.limiter, farm.presence, farm.queue)
     assert [row.sandbox_id for row in status.unresolved] == [sandbox.sandbox_id]
 
-    reconciler = Reconciler("r", ledger=farm.ledger, queue=farm.queue, provider=field.provider, lease_seconds=12)
+    reconciler = Reconciler(
+        "r", ledger=farm.ledger, queue=farm.queue, limiter=farm.limiter, provider=field.provider, lease_seconds=12
+    )
     reconciler.run_once()
     field.check_ended(spec.episode_id, Outcome.CLEANUP_UNRESOLVED)
 

@@ -77,6 +77,40 @@ def test_unrefused_probes_reach_the_configured_limit_and_no_more(redis: Redis) -
     assert farm.limit == 6
 
 
+@pytest.mark.parametrize("cap", [19, 18, 10])
+def test_a_cap_that_stays_costs_few_creations_however_near_it_is(redis: Redis, cap: int) -> None:
+    farm = Clocked(redis, concurrency_limit=20)
+    farm.let_through(cap)
+    waiting, refused = farm.new(), 0
+    ends = farm.now + 3_600_000
+    while farm.now < ends:
+        turn = waiting.ask(10)
+        if turn.state == "granted":
+            refused += 1
+            farm.pass_seconds(0.2)
+            farm.pass_seconds(farm.refuse_concurrency(waiting))
+            waiting.begin()
+        else:
+            farm.pass_seconds(max(0.001, turn.wait_seconds))
+    assert refused <= 15
+
+
+def test_a_cap_is_forgotten_when_the_full_limit_has_stood_for_long(redis: Redis) -> None:
+    farm = Clocked(redis, concurrency_limit=4)
+    *_, waiting = farm.let_through(4)
+    for seconds in (5, 10, 20):
+        farm.refuse_concurrency(waiting)
+        farm.pass_seconds(seconds)
+        waiting.begin()
+        assert farm.ask(waiting).state == "granted"
+    assert farm.limit == 4
+    farm.pass_seconds(3600)
+    farm.refuse_concurrency(waiting)
+    farm.pass_seconds(5)
+    waiting.begin()
+    assert farm.ask(waiting).state == "granted"
+
+
 def test_with_nothing_running_a_refusal_is_no_deadlock(redis: Redis) -> None:
     """Somebody else fills the account: no deletion of ours will ever wake us."""
     farm = Clocked(redis, concurrency_limit=4)
@@ -128,6 +162,25 @@ def test_a_verifier_keeps_the_place_of_its_policy_sandbox(farm: Farm, redis: Red
     end(farm, held[0])
     stuck.granted()
     end(farm, *held[1:])
+
+
+def test_a_lowered_limit_is_probed_in_a_busy_farm_too(farm: Farm, redis: Redis) -> None:
+    """Everybody who waits is woken by a release, at which one place less is taken."""
+    held = [running(farm) for _ in range(3)]
+    creations = [create(farm, spec.episode_id) for spec, _ in held]
+    creations[2].refused(ConcurrencyLimited("2 are running"))
+    end(farm, held[2])
+    waiters = [Waiter(farm) for _ in range(3)]
+    for waiter in waiters:
+        waiter.wait_in_line()
+    assert farm.limiter.read().concurrency_effective == 2
+    redis.hset(Keys.LIMITS, "probe_ms", 0)
+    end(farm, held[0])
+    waiters[0].join(10)
+    assert farm.limiter.read().concurrency_effective >= 3
+    for waiter in waiters:
+        waiter.end()
+    end(farm, held[1])
 
 
 def test_no_new_episode_is_admitted_above_the_lowered_limit(farm: Farm, redis: Redis) -> None:

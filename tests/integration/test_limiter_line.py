@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import cast
 
 import pytest
 from redis import Redis
@@ -17,8 +18,10 @@ from orchestrator.keys import Keys
 from orchestrator.limiter import Admission
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
+from tests.support.creators import Creator, create
 from tests.support.line import PROMPT_SECONDS, Waiter, end, queue_up, running
 from tests.support.truth import a_receipt, admit, farm_settings, leased, opened_farm
+from tests.support.waiting import wait_until
 
 CONTENDER = """
 import sys, threading
@@ -214,3 +217,51 @@ def test_a_limit_raised_while_the_farm_runs_counts(farm: Farm, redis: Redis) -> 
     redis.hset(Keys.LIMITS, "concurrency", 3)
     held.append(running(farm))
     end(farm, *held)
+
+
+def test_many_waiters_ask_seldom_and_none_polls_hot(redis_url: str, redis: Redis) -> None:
+    """The server's own count: each waiter asks when it comes, when it is woken, and every BLOCK_SECONDS = 5."""
+    with opened_farm(redis_url, concurrency_limit=2) as farm:
+        held = [running(farm), running(farm)]
+        waiters = queue_up(farm, 30)
+        before, since = _commands(redis), time.monotonic()
+        wait_until(lambda: time.monotonic() - since > 6, description="six seconds of waiting", seconds=20)
+        waited = time.monotonic() - since
+        asked = _commands(redis) - before
+        assert asked >= 30, "each has asked again by itself once at least"
+        assert asked <= 30 * 2 * (waited / 5 + 1), "a question and a blocking pop in five seconds"
+        before = _commands(redis)
+        end(farm, *held)
+        for waiter in waiters:
+            waiter.join(20)
+            assert waiter.granted is Admission.GRANTED
+            waiter.end()
+        assert _commands(redis) - before <= 30 * 10, "one release wakes one, not all"
+
+
+def test_many_creators_ask_seldom_and_none_polls_hot(redis_url: str, redis: Redis) -> None:
+    """One creation in ten seconds, so that nobody's turn comes: a look every two seconds is all."""
+    with opened_farm(redis_url, concurrency_limit=100, creation_rate=0.1) as farm:
+        create(farm, "e-first")
+        left = threading.Event()
+
+        def check() -> None:
+            if left.is_set():
+                raise EpisodeAborted(Outcome.CANCELLED, "given up")
+
+        creators = [Creator(farm, f"e-{n}", wait_seconds=1000, check=check).in_line() for n in range(30)]
+        before, since = _commands(redis), time.monotonic()
+        wait_until(lambda: time.monotonic() - since > 5, description="five seconds of waiting", seconds=20)
+        waited = time.monotonic() - since
+        asked = _commands(redis) - before
+        left.set()
+        for creator in creators:
+            creator.join(20)
+            assert isinstance(creator.error, EpisodeAborted)
+        assert 30 <= asked <= 30 * 2 * (waited / 2 + 1), "a question and a blocking pop in two seconds"
+
+
+def _commands(redis: Redis) -> int:
+    """Questions and blocking pops that the server has been sent so far; not what scripts call."""
+    calls = cast("dict[str, dict[str, int]]", redis.info("commandstats"))
+    return sum(calls.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval", "blpop"))

@@ -8,12 +8,17 @@ import time
 import pytest
 from redis import Redis
 
-from orchestrator.errors import CapacityError, EpisodeAborted
+from orchestrator.creations import Creation
+from orchestrator.errors import CapacityError, ConcurrencyLimited, EpisodeAborted
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
+from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission
+from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
-from orchestrator.vocabulary import Outcome
+from orchestrator.vocabulary import Outcome, Role
+from tests.support.clocked import Clocked
+from tests.support.creators import Creator, create
 from tests.support.line import PROMPT_SECONDS, end, queue_up, running
 from tests.support.truth import admit, beat_slots, farm_settings, leased, opened_farm
 from tests.support.waiting import wait_until
@@ -196,3 +201,74 @@ def test_a_limit_below_the_reservation_ends_the_batch_at_once(farm: Farm, redis:
         assert time.monotonic() - since < PROMPT_SECONDS
         end(farm, (spec, lease))
     assert redis.zcard(Keys.PERMITS) == redis.zcard(Keys.WAITERS) == 0
+
+
+def test_a_batch_gets_its_places_although_a_429_once_lowered_the_limit(redis: Redis) -> None:
+    """A trainer that only reserves: nobody ever comes to a creation that could try one more."""
+    farm = Clocked(redis, concurrency_limit=20)
+    redis.zadd(Keys.SLOTS, {f"slot-{number}": farm.now + 10**9 for number in range(20)})
+    *_, refused = farm.let_through(3)
+    farm.refuse_concurrency(refused)
+    redis.delete(Keys.PLACES)  # as their receipts do
+    assert farm.limit == 2
+    waited = 0
+    while not farm.limiter.reserve("r1", 8, life_seconds=120, asks_again=True):
+        farm.pass_seconds(0.1)
+        waited += 1
+        assert waited < 100
+    assert waited > 40, "not before the lowered limit has stood for a while"
+    assert farm.limit == 8
+    assert not farm.limiter.reserve("r2", 8, life_seconds=120), "the next try waits as long again"
+
+
+def test_a_batch_whose_last_creation_is_refused_ends_at_once(redis_url: str) -> None:
+    """The three that are ready wait for the fourth: nothing of theirs will make room, and their windows run."""
+    with opened_farm(redis_url, concurrency_limit=8) as farm:
+        beat_slots(farm, 8)
+        *ready, last = batch = _created(farm, "r1", 4)
+        assert last[1].refused(ConcurrencyLimited("3 are running")) == 0
+        since = time.monotonic()
+        with pytest.raises(EpisodeAborted) as ended:
+            last[1].wait(wait_seconds=60, check=lambda: None)
+        assert time.monotonic() - since < PROMPT_SECONDS
+        assert ended.value.outcome is Outcome.ADMISSION_TIMEOUT
+        for (spec, _), _creation in ready:
+            create(farm, spec.episode_id, Role.VERIFIER, wait_seconds=10)  # those that are ready go on
+        end(farm, *(episode for episode, _ in batch))
+
+
+def test_two_batches_that_got_a_part_each_do_not_wait_for_each_other(redis_url: str) -> None:
+    with opened_farm(redis_url, concurrency_limit=8) as farm:
+        beat_slots(farm, 8)
+        first, second = _created(farm, "r1", 4), _created(farm, "r2", 4)
+        for _, creation in (first[-1], second[-1]):
+            creation.refused(ConcurrencyLimited("6 are running"))
+        assert farm.limiter.read().concurrency_effective == 6
+        with pytest.raises(EpisodeAborted) as ended:
+            first[-1][1].wait(wait_seconds=60, check=lambda: None)
+        assert ended.value.outcome is Outcome.ADMISSION_TIMEOUT
+        end(farm, *(episode for episode, _ in (*first, *second)))
+
+
+def test_a_batch_that_still_fits_waits_for_the_end_of_another_episode(redis_url: str) -> None:
+    with opened_farm(redis_url, concurrency_limit=8) as farm:
+        beat_slots(farm, 8)
+        others = [running(farm), running(farm)]
+        for spec, _ in others:
+            create(farm, spec.episode_id)
+        batch = _created(farm, "r1", 4)
+        (spec, _), creation = batch[-1]
+        creation.refused(ConcurrencyLimited("5 are running"))
+        waiting = Creator(farm, spec.episode_id, creation=creation).in_line()
+        end(farm, others[0])
+        waiting.granted()
+        end(farm, others[1], *(episode for episode, _ in batch))
+
+
+def _created(farm: Farm, reservation_id: str, count: int) -> list[tuple[tuple[EpisodeSpec, Lease], Creation]]:
+    """A batch, reserved and admitted, each with leave to create."""
+    assert farm.limiter.reserve(reservation_id, count, life_seconds=30)
+    batch = [leased(farm) for _ in range(count)]
+    for spec, _ in batch:
+        assert admit(farm, spec.episode_id, reservation_id=reservation_id) is Admission.GRANTED
+    return [(episode, create(farm, episode[0].episode_id)) for episode in batch]

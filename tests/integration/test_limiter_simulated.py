@@ -16,3 +16,9 @@ def test_every_episode_ends_once_and_nothing_is_left(concurrency: int, rate: flo
         assert world.most_permits <= 15
     else:
         assert world.provider.refused < 0.1 * world.provider.created
+
+
+def test_our_own_limit_holds_where_the_provider_would_take_many_more() -> None:
+    world = simulate(concurrency=10, rate=5, episodes=150, slots=20, cap=1000)
+    assert (world.most_permits, world.provider.highest) == (10, 10)
+    assert world.dead > 0

@@ -14,7 +14,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from deploy.embedded import EmbeddedRedis
-from orchestrator.errors import CapacityError, EpisodeAborted, RedisUnavailable
+from orchestrator.errors import CapacityError, EpisodeAborted, FarmError, RedisUnavailable
+from orchestrator.farm import open_farm
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool
 from orchestrator.records import Script
@@ -238,9 +239,26 @@ def test_a_redis_that_goes_away_is_a_typed_error(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "redis", appendfsync="no") as server:
         with Pool(farm_settings(server.url)) as pool:
             episode = pool.submit(TASK, policy=SCRIPT)
+            beat_slots(open_farm(pool.settings), 1)
+            reserved = pool.reserve(1)
+            completed = pool.as_completed()
             pool.redis.set_retry(Retry(NoBackoff(), 0))
             server.kill()
-            for call in (pool.capacity, episode.receipt, episode.wait, lambda: next(iter(pool.as_completed()))):
+            for call in (pool.capacity, episode.receipt, episode.wait, lambda: next(completed), reserved.release):
                 with pytest.raises(RedisUnavailable):
                     call()
             server.start()
+
+
+def test_an_episode_that_the_farm_knows_no_longer_is_not_waited_for(pool: Pool, redis: Redis) -> None:
+    episode = pool.submit(TASK, policy=SCRIPT)
+    redis.flushdb()
+    with pytest.raises(FarmError, match=episode.episode_id):
+        next(pool.as_completed([episode]))
+
+
+def test_budgets_that_would_have_to_grow_past_their_bound_are_refused(pool: Pool, redis: Redis) -> None:
+    budgets = pool.settings.budgets.model_copy(update={"verifier_command_seconds": 3_550.0})
+    with pytest.raises(FarmError, match="verifier_lifetime_seconds"):
+        pool.submit(TASK, policy=SCRIPT, budgets=budgets)
+    assert pool.ledger.open_episodes() == []

@@ -96,10 +96,10 @@ def test_waiting_names_what_lies_in_the_queue(farm: Farm, raw: Redis) -> None:
     assert farm.queue.waiting() == set()
 
 
-def test_a_forgotten_job_can_be_enqueued_again(farm: Farm) -> None:
+def test_a_lost_job_can_be_enqueued_again(farm: Farm) -> None:
     spec = a_spec()
     farm.queue.enqueue(spec)
-    farm.queue.forget(job_id(spec.episode_id, 1))
+    farm.queue.withdraw(job_id(spec.episode_id, 1), lost=True)
     assert farm.queue.depth() == 0
     farm.queue.enqueue(spec)
     assert farm.queue.depth() == 1

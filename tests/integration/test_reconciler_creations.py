@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
-from orchestrator.errors import ConcurrencyLimited, NothingSent, OutcomeUnknown
+from orchestrator.errors import ConcurrencyLimited, NothingSent, OutcomeUnknown, RateLimited
 from orchestrator.keys import Keys
-from orchestrator.vocabulary import AllocationState, Outcome
+from orchestrator.reconciler import Reconciler
+from orchestrator.vocabulary import AllocationState, Outcome, Role
 from tests.support.scene import LEASE_SECONDS, Scene
 from tests.support.truth import a_receipt, a_request, admit, intended, leased, stored
 
@@ -89,10 +90,10 @@ def test_what_was_never_named_keeps_its_permit_until_its_longest_life_is_over(sc
     assert report.finished == [spec.episode_id]
     assert row.allocation_id in report.unresolved
     assert scene.state(spec) is AllocationState.UNKNOWN
-    scene.pass_time(10 + 300 - LEASE_SECONDS - 2)  # the reconciler is one lease time ahead from the start
+    scene.pass_time(10 + 300 - LEASE_SECONDS - 10)  # the reconciler is one lease time ahead from the start
     assert row.allocation_id in scene.round().unresolved
     assert scene.permits == 1
-    scene.pass_time(4)
+    scene.pass_time(12)
     report = scene.round()
     assert (report.settled, report.unresolved) == ([row.allocation_id], {})
     assert scene.state(spec) is AllocationState.EXPIRED
@@ -145,3 +146,66 @@ def test_an_unknown_creation_is_priced_from_when_the_provider_says_it_started(sc
     scene.round()
     running = stored(scene.farm, row.allocation_id).running_seconds
     assert running == pytest.approx(60 + LEASE_SECONDS, abs=2)
+
+
+def test_repeated_creations_are_paced_and_their_429_pauses_everybody(scene: Scene) -> None:
+    specs = []
+    for _ in range(5):
+        spec, lease = leased(scene.farm)
+        admit(scene.farm, spec.episode_id)
+        intended(scene.farm, spec, lease)
+        scene.kill(spec)
+        specs.append(spec)
+    scene.provider.refuse_creates = RateLimited("slow down", 60)
+    for _ in range(3):
+        assert len(scene.round().unresolved) == 5
+    assert len(scene.provider.created) == 1
+    reading = scene.farm.limiter.read()
+    assert (reading.creations, reading.rate_limited, reading.policies_waiting_to_create) == (1, 1, 0)
+    assert reading.cooldown_seconds > 50
+    assert [scene.receipt(spec).outcome for spec in specs] == [Outcome.WORKER_LOST] * 5
+    assert scene.permits == 5
+
+
+def test_a_creation_is_repeated_before_those_that_wait_for_a_new_one(scene: Scene) -> None:
+    """Also when its episode has its receipt already, which ends every other place in line."""
+    spec, lease = leased(scene.farm)
+    admit(scene.farm, spec.episode_id)
+    row = intended(scene.farm, spec, lease)
+    scene.farm.ledger.allocations.unknown(row, lease.token, "lost")
+    scene.farm.ledger.commit(a_receipt(spec, Outcome.TRANSPORT), lease.token)
+    scene.farm.limiter.change(rate=1)
+    first, later = (scene.farm.limiter.creation(name, Role.POLICY) for name in ("e-first", "e-later"))
+    assert first.ask(60).state == "granted"
+    assert later.ask(60).state == "wait"
+    assert scene.round().settled == [row.allocation_id]
+    assert later.ask(60).state == "wait", "its turn is after the one that was settled"
+    later.leave()
+
+
+def test_a_429_to_a_deletion_is_told_to_the_limiter_and_waited_out(scene: Scene) -> None:
+    clock = [0.0]
+    reconciler = Reconciler(
+        "paced",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=scene.provider,
+        lease_seconds=LEASE_SECONDS,
+        clock=lambda: clock[0],
+    )
+    scene.pass_time(LEASE_SECONDS)
+    for _ in range(2):
+        spec, _, _ = scene.started()
+        scene.kill(spec)
+    scene.provider.refuse_deletes = RateLimited("slow down", 25)
+    for _ in range(2):
+        assert len(reconciler.run_once().unresolved) == 2
+    assert len(scene.provider.deleted) == 1
+    reading = scene.farm.limiter.read()
+    assert reading.rate_limited == 1
+    assert 20 < reading.cooldown_seconds <= 25
+    scene.provider.refuse_deletes = None
+    clock[0] += 26
+    assert len(reconciler.run_once().settled) == 2
+    assert scene.permits == 0

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from redis import Redis
 
+from orchestrator.allocations import Allocations
+from orchestrator.cost import Rates
 from orchestrator.errors import LeaseLost
 from orchestrator.keys import Keys
+from orchestrator.ledger import OpenEpisode
 from orchestrator.reconciler import Reconciler, Report
-from orchestrator.rounds import run_rounds
-from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome, Role, allocation_id
+from orchestrator.records import Allocation, EpisodeSpec
+from orchestrator.vocabulary import AllocationState, Outcome, Role, allocation_id
 from tests.support.fake_provider import FakeProvider
-from tests.support.scene import LEASE_SECONDS, Scene
-from tests.support.truth import a_receipt, a_request, admit, expire, intended, leased, opened_farm, stored
-from tests.support.waiting import wait_until
+from tests.support.scene import LEASE_SECONDS, LaterLedger, Scene
+from tests.support.truth import a_receipt, a_request, admit, expire, intended, leased, stored
 
 pytest_plugins = ["tests.support.scene"]
 
@@ -105,6 +105,33 @@ def test_an_undeletable_sandbox_keeps_its_permit_and_is_settled_later(scene: Sce
     assert scene.round() == Report()
 
 
+@pytest.mark.parametrize(
+    ("role", "lifetime"), [(Role.POLICY, 600), (Role.VERIFIER, 300)], ids=["extended policy", "verifier"]
+)
+def test_an_undeletable_sandbox_frees_its_permit_when_its_longest_life_is_over(
+    scene: Scene, redis: Redis, role: Role, lifetime: int
+) -> None:
+    spec, _, sandbox_id = scene.started(role=role)
+    scene.provider.undeletable.add(sandbox_id)
+    scene.kill(spec)
+    scene.round()
+    scene.pass_time(lifetime + 10 - LEASE_SECONDS - 10)  # the reconciler is one lease time ahead from the start
+    scene.round()
+    assert scene.state(spec, role) is AllocationState.UNRESOLVED
+    assert scene.permits == 1
+    scene.pass_time(12)
+    name = allocation_id(spec.episode_id, 1, role)
+    assert list(scene.round().unresolved) == [name], "the provider says that it is still there"
+    assert scene.permits == 1
+    scene.provider.running.clear()  # it ended by itself; its deletion is refused all the same
+    report = scene.round()
+    assert (report.settled, report.unresolved) == ([name], {})
+    row = stored(scene.farm, name)
+    assert (row.state, scene.permits) == (AllocationState.EXPIRED, 0)
+    assert row.running_seconds == pytest.approx(lifetime + 10, abs=10), "it may have run, and cost, until then"
+    assert redis.hget(Keys.COUNTERS, f"cost_picousd:{role}") == str(row.cost_picousd)
+
+
 def test_a_deletion_answered_before_it_is_true_is_not_confirmed_absence(scene: Scene) -> None:
     spec, _, sandbox_id = scene.started()
     scene.provider.answers_before_true.add(sandbox_id)
@@ -149,7 +176,12 @@ def test_a_rival_that_takes_over_half_way_costs_a_round_and_no_more(scene: Scene
 
     slow = SlowProvider(running=scene.provider.running)
     reconciler = Reconciler(
-        "slow", ledger=scene.ledger, queue=scene.farm.queue, provider=slow, lease_seconds=LEASE_SECONDS
+        "slow",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=slow,
+        lease_seconds=LEASE_SECONDS,
     )
     scene.pass_time(LEASE_SECONDS)
     for lost in (spec, other):
@@ -161,50 +193,6 @@ def test_a_rival_that_takes_over_half_way_costs_a_round_and_no_more(scene: Scene
     scene.provider.undeletable.clear()
     scene.round()
     assert scene.permits == 0
-
-
-def test_no_lease_is_judged_within_one_lease_time_after_an_interruption(scene: Scene) -> None:
-    spec, _, sandbox_id = scene.started()
-    scene.kill(spec)
-    scene.reconciler.interrupted()
-    assert scene.round() == Report()
-    scene.pass_time(LEASE_SECONDS - 1)
-    assert scene.round() == Report()
-    assert sandbox_id in scene.provider.running
-    scene.pass_time(1.1)
-    assert scene.round().finished == [spec.episode_id]
-
-
-def test_an_outage_that_the_client_rode_out_is_an_interruption_too(scene: Scene) -> None:
-    clock = [0.0]
-    watcher = Reconciler(
-        "watcher",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        provider=scene.provider,
-        lease_seconds=LEASE_SECONDS,
-        clock=lambda: clock[0],
-    )
-    scene.pass_time(LEASE_SECONDS + 1)
-    assert watcher.run_once() == Report()
-    spec, _, _ = scene.started()
-    scene.kill(spec)
-    clock[0] += LEASE_SECONDS  # one call that hung in retries for so long
-    assert watcher.run_once() == Report()
-    scene.pass_time(LEASE_SECONDS + 1)
-    clock[0] += 1
-    assert watcher.run_once().finished == [spec.episode_id]
-
-
-def test_a_new_reconciler_judges_nothing_within_its_first_lease_time(scene: Scene) -> None:
-    spec, _, _ = scene.started()
-    scene.kill(spec)
-    young = Reconciler(
-        "young", ledger=scene.ledger, queue=scene.farm.queue, provider=scene.provider, lease_seconds=LEASE_SECONDS
-    )
-    assert young.run_once() == Report()
-    scene.pass_time(LEASE_SECONDS + 0.1)
-    assert young.run_once().finished == [spec.episode_id]
 
 
 def test_a_lost_episodes_sandbox_is_priced_though_nobody_noted_its_size(scene: Scene, redis: Redis) -> None:
@@ -222,34 +210,58 @@ def test_a_lost_episodes_sandbox_is_priced_though_nobody_noted_its_size(scene: S
     assert redis.hget(Keys.COUNTERS, "cost_picousd:policy") == str(row.cost_picousd)
 
 
-def test_one_reconciler_leads_at_a_time_and_hands_over(scene: Scene, redis_url: str, redis: Redis) -> None:
-    spec, lease = leased(scene.farm, lease_seconds=60)
-    reports: dict[str, list[Report]] = {"a": [], "b": []}
-    stops = {name: threading.Event() for name in reports}
+@pytest.mark.parametrize("created", [True, False], ids=["created", "only intended"])
+def test_an_episode_that_begins_during_the_look_keeps_its_sandbox(scene: Scene, created: bool) -> None:
+    """Its intent is written between any two reads of one look."""
+    born: list[EpisodeSpec] = []
 
-    def rounds(name: str) -> None:
-        with opened_farm(redis_url) as farm:
-            reconciler = Reconciler(
-                name, ledger=farm.ledger, queue=farm.queue, provider=FakeProvider(), lease_seconds=0.1
-            )
-            run_rounds(
-                farm.redis, reconciler, name, every_seconds=0.02, stop=stops[name], on_report=reports[name].append
-            )
+    def begin() -> None:
+        spec, lease = leased(scene.farm, lease_seconds=600)
+        row = intended(scene.farm, spec, lease)
+        if created:
+            sandbox_id = scene.provider.create(a_request(spec)).sandbox_id
+            scene.farm.ledger.allocations.created(row, sandbox_id, lease.token, creating_ms=1)
+        born.append(spec)
 
-    threads = {name: threading.Thread(target=rounds, args=(name,)) for name in reports}
-    for thread in threads.values():
-        thread.start()
-    wait_until(lambda: len(reports["a"]) + len(reports["b"]) > 5, description="a few rounds")
-    first, second = ("a", "b") if reports["a"] else ("b", "a")
-    assert reports[second] == []
-    assert 0 < redis.pttl(Keys.RECONCILER) <= 10_000
-    stops[first].set()
-    threads[first].join(10)
-    wait_until(lambda: reports[second], seconds=5, description="the other leads")
-    stops[second].set()
-    threads[second].join(10)
-    assert redis.get(Keys.RECONCILER) is None
-    row = scene.farm.ledger.row(spec.episode_id)
-    assert row is not None
-    assert row.state is EpisodeState.RUNNING
+    class BusyAllocations(Allocations):
+        def unsettled(self) -> list[Allocation]:
+            begin()
+            rows = super().unsettled()
+            begin()
+            return rows
+
+    class BusyLedger(LaterLedger):
+        def open_rows(self) -> list[OpenEpisode]:
+            begin()
+            rows = super().open_rows()
+            begin()
+            return rows
+
+    settings = scene.farm.settings
+    rates = Rates(settings.vcpu_usd_per_second, settings.gib_usd_per_second)
+    ledger = BusyLedger(
+        scene.farm.redis, BusyAllocations(scene.farm.redis, rates=rates, retention_seconds=60), retention_seconds=60
+    )
+    reconciler = Reconciler(
+        "busy",
+        ledger=ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=scene.provider,
+        lease_seconds=LEASE_SECONDS,
+    )
+    assert reconciler.run_once() == Report()
+    assert len(born) == 4
+    assert scene.provider.deleted == []
+    assert len(scene.provider.created) == (4 if created else 0)
+
+
+def test_what_an_outdated_plan_names_is_left_to_the_slot_that_owns_it(scene: Scene, redis: Redis) -> None:
+    """The plan's look may be wrong; before the provider is called the row is asked."""
+    spec, lease = leased(scene.farm, lease_seconds=600)
+    row = intended(scene.farm, spec, lease)
+    redis.zrem(Keys.OPEN, spec.episode_id)  # what a look would see that had read the episodes first
+    assert scene.round() == Report()
+    assert (scene.provider.created, scene.provider.deleted) == ([], [])
+    scene.farm.ledger.allocations.refused(row, lease.token, "never sent")
     scene.farm.ledger.commit(a_receipt(spec), lease.token)

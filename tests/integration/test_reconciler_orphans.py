@@ -107,7 +107,12 @@ def test_a_newborn_is_not_taken_for_an_orphan(scene: Scene, redis: Redis) -> Non
 
     provider = SlowList()
     reconciler = Reconciler(
-        "slow", ledger=scene.ledger, queue=scene.farm.queue, provider=provider, lease_seconds=LEASE_SECONDS
+        "slow",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=provider,
+        lease_seconds=LEASE_SECONDS,
     )
     view = reconciler.look()
     assert [row.sandbox_id for row in view.sandboxes] == born, "the list had it"
@@ -150,7 +155,12 @@ def test_one_that_vanished_by_itself_is_neither_deleted_nor_counted(scene: Scene
     provider = Vanishing()
     provider.add(tags(scene))
     reconciler = Reconciler(
-        "quick", ledger=scene.ledger, queue=scene.farm.queue, provider=provider, lease_seconds=LEASE_SECONDS
+        "quick",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=provider,
+        lease_seconds=LEASE_SECONDS,
     )
     assert reconciler.run_once() == Report()
     assert provider.deleted == []
@@ -167,7 +177,12 @@ def test_an_orphan_whose_tag_changed_under_us_is_left_alone(scene: Scene) -> Non
     provider = Lying()
     provider.add({"farm": "another-farm"})
     reconciler = Reconciler(
-        "told", ledger=scene.ledger, queue=scene.farm.queue, provider=provider, lease_seconds=LEASE_SECONDS
+        "told",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=provider,
+        lease_seconds=LEASE_SECONDS,
     )
     assert reconciler.run_once() == Report()
     assert provider.deleted == []

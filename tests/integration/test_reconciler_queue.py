@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from redis import Redis
+from rq.job import Job
 
 from orchestrator.keys import Keys
 from orchestrator.reconciler import Reconciler, Report
 from orchestrator.vocabulary import Drive, Outcome, job_id
 from tests.support.scene import LEASE_SECONDS, Scene
-from tests.support.truth import a_receipt, a_spec, leased
+from tests.support.truth import a_receipt, a_spec, leased, opened_farm
 
 pytest_plugins = ["tests.support.scene"]
 
@@ -24,6 +25,22 @@ def test_a_row_whose_job_never_reached_the_queue_is_enqueued(scene: Scene) -> No
     scene.pass_time(60)
     assert scene.round() == Report()
     assert scene.farm.queue.depth() == 1
+
+
+def test_episodes_of_another_queue_of_the_farm_keep_to_it(scene: Scene, redis_url: str, redis: Redis) -> None:
+    waits, lost, ends = a_spec(), a_spec(), a_spec()
+    with opened_farm(redis_url, queue="night") as night:
+        for spec in (lost, waits, ends):
+            night.ledger.open(spec)
+            night.queue.enqueue(spec)
+        assert redis.lpop(night.queue.rq.key) == job_id(lost.episode_id, 1)
+        assert scene.round() == Report()
+        night.ledger.cancel(ends.episode_id)
+        scene.pass_time(10.5)
+        report = scene.round()
+        assert (report.enqueued, report.finished) == ([lost.episode_id], [ends.episode_id])
+        assert night.queue.waiting() == {job_id(spec.episode_id, 1) for spec in (waits, lost)}
+    assert scene.farm.queue.depth() == 0
 
 
 def test_a_job_popped_by_a_worker_that_died_is_enqueued_again(scene: Scene, redis: Redis) -> None:
@@ -76,6 +93,7 @@ def test_a_job_that_kills_whoever_takes_it_ends_its_episode(scene: Scene, redis:
         report = scene.round()
     assert report.finished == [spec.episode_id]
     assert scene.receipt(spec).outcome is Outcome.WORKER_LOST
+    assert not redis.exists(Job.key_for(job_id(spec.episode_id, 1))), "its envelope went with it"
 
 
 def test_an_unreadable_row_keeps_no_other_waiting(scene: Scene, redis: Redis) -> None:
@@ -86,8 +104,25 @@ def test_an_unreadable_row_keeps_no_other_waiting(scene: Scene, redis: Redis) ->
     scene.round()
     scene.pass_time(10.5)
     report = scene.round()
-    assert report.enqueued == [sound.episode_id]
-    assert len(report.unresolved) == 1
+    assert (report.enqueued, report.finished) == ([sound.episode_id], [broken.episode_id])
+    assert report.unresolved == {}
+    receipt = scene.receipt(broken)
+    assert (receipt.outcome, receipt.run_id, receipt.task_id) == (Outcome.WORKER_LOST, broken.run_id, "unknown")
+    assert "its row cannot be read by this version (schema_version: " in (receipt.detail or "")
+    assert scene.round() == Report()
+
+
+def test_a_lost_episode_with_an_unreadable_row_has_its_sandbox_deleted_and_a_receipt(
+    scene: Scene, redis: Redis
+) -> None:
+    spec, _, sandbox_id = scene.started()
+    redis.hset(Keys.episode(spec.episode_id), "spec", "no JSON")
+    scene.kill(spec)
+    assert scene.round().finished == [spec.episode_id]
+    assert scene.provider.deleted == [sandbox_id]
+    receipt = scene.receipt(spec)
+    assert (receipt.outcome, receipt.drive, len(receipt.allocations)) == (Outcome.WORKER_LOST, Drive.AUTONOMOUS, 1)
+    assert scene.permits == 0
 
 
 def test_queued_episodes_of_a_dead_trainer_end_without_a_worker_and_others_do_not(scene: Scene) -> None:
@@ -135,7 +170,12 @@ def test_a_first_round_after_watching_judges_at_once(scene: Scene) -> None:
     lost, _, _ = scene.started()
     scene.kill(lost)
     reconciler = Reconciler(
-        "by-hand", ledger=scene.ledger, queue=scene.farm.queue, provider=scene.provider, lease_seconds=lease_seconds
+        "by-hand",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=scene.provider,
+        lease_seconds=lease_seconds,
     )
     assert reconciler.run_once() == Report()
     reconciler.watch(lease_seconds)

@@ -57,7 +57,8 @@ def provider(script: Script) -> Iterator[E2BProvider]:
                 self.close_connection = True
                 return
             self.send_response(script.status)
-            for name, value in {"content-length": str(len(script.body)), **script.headers}.items():
+            kind = {"content-type": "application/json"} if script.body.startswith(b"{") else {}
+            for name, value in {"content-length": str(len(script.body)), **kind, **script.headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(script.body)
@@ -87,8 +88,11 @@ def provider(script: Script) -> Iterator[E2BProvider]:
         (429, {"Retry-After": "7"}, JSON, RateLimited),
         (429, {}, JSON, ConcurrencyLimited),
         (429, {"Retry-After": "7"}, HTML, RateLimited),
-        (429, {}, HTML, ConcurrencyLimited),
-        (429, {}, b"", ConcurrencyLimited),
+        (429, {"RateLimit-Remaining": "0"}, JSON, RateLimited),
+        (429, {"X-RateLimit-Reset": "1"}, JSON, RateLimited),
+        (429, {"RateLimit-Limit": "5", "RateLimit-Remaining": "4"}, JSON, ConcurrencyLimited),
+        (429, {}, HTML, RateLimited),
+        (429, {}, b"", RateLimited),
         (500, {}, JSON, OutcomeUnknown),
         (502, {}, HTML, OutcomeUnknown),
         (503, {}, JSON, OutcomeUnknown),

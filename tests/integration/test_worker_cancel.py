@@ -136,3 +136,28 @@ def test_an_episode_that_still_waits_for_its_permit_goes_back_to_the_queue(groun
         field.worker("w2")
         assert episode.wait(20).outcome is Outcome.SOLVED
         field.check_ended(episode.episode_id, Outcome.SOLVED, roles=("policy", "verifier"))
+
+
+def test_a_running_group_is_cancelled_and_no_other(field: Field, pool: Pool) -> None:
+    field.worker()
+    long = script(*["sleep 1"] * 25)
+    ours = pool.submit(weekly_sales(), policy=long, group_id="g-1")
+    other = pool.submit(weekly_sales(), policy=script("sleep 1.5", candidate(repaired())), group_id="g-2")
+    for episode in (ours, other):
+        field.policy_sandbox(episode.episode_id)
+    assert pool.cancel(group_id="g-1").outcomes == {"cancelled": 1}
+    field.check_ended(ours.episode_id, Outcome.CANCELLED)
+    assert other.wait(30).outcome is Outcome.SOLVED
+
+
+def test_a_horse_that_rq_kills_for_its_time_leaves_one_receipt_and_nothing_else(ground: Ground) -> None:
+    with open_field(ground, **QUICK) as field, Pool(field.settings) as pool:
+        field.reconcile(0.5)
+        episode = pool.submit(weekly_sales(), policy=script(*["sleep 1.5"] * 12))
+        field.farm.redis.hset(f"rq:job:{job_id(episode.episode_id, 1)}", "timeout", 3)
+        field.worker()
+        field.wait_receipt(episode.episode_id, 40)
+        wait_until(lambda: not field.farm.ledger.allocations.unsettled(), description="settled", seconds=20)
+        field.check_ended(episode.episode_id, Outcome.WORKER_LOST)
+        after = pool.submit(weekly_sales(), policy=script(candidate(repaired())))
+        assert after.wait(30).outcome is Outcome.SOLVED

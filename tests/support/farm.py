@@ -163,6 +163,7 @@ class Field(Checks):
             Mailbox(self.farm.redis, spec.episode_id),
             self.farm.ledger,
             Finished(self.farm.redis, spec.run_id),
+            self.farm.queue,
         )
         return Running(episode, thread, failures)
 
@@ -189,6 +190,7 @@ class Field(Checks):
             "reconciler-test",
             ledger=farm.ledger,
             queue=farm.queue,
+            limiter=farm.limiter,
             provider=self.provider,
             lease_seconds=self.settings.lease_lost_seconds,
         )

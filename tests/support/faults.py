@@ -105,4 +105,6 @@ def solvable(field: Field, **budgets: Any) -> EpisodeSpec:
 def reconciled(field: Field, provider: E2BProvider | None = None) -> Report:
     """One round of the reconciler."""
     farm, used = field.farm, provider or field.provider
-    return Reconciler("r", ledger=farm.ledger, queue=farm.queue, provider=used, lease_seconds=12).run_once()
+    return Reconciler(
+        "r", ledger=farm.ledger, queue=farm.queue, limiter=farm.limiter, provider=used, lease_seconds=12
+    ).run_once()

@@ -1,12 +1,12 @@
 """A provider for measurements: E2B's control plane over a dictionary, on loopback, with both of its limits, each exact.
 
-    python -m tests.support.metered --rate 5 --burst 5 --cap 1000 --log FILE
+    python -m tests.support.metered --rate 5 --burst 5 --cap 1000 --log FILE [--silent]
 
 prints its URL and serves until its standard input ends. No sandbox behind it: creations, deletions and infos only.
 Creations come out of a token bucket that holds a burst and is filled continuously, as the GCRA limiters that answer
 with `RateLimit-*` headers do: `burst` at once, `rate` a second in the long run, a refusal takes nothing. Both limits
 are decided when a request arrives; the answer of a creation takes a tenth of a second more. Every creation is logged as
-one JSON line: seconds (monotonic), status, how many were running afterwards.
+one JSON line: seconds (monotonic), status, how many were running afterwards. A `--silent` one names no Retry-After.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     meter: Meter
     log: Any
+    silent: bool
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the creations have a log of their own."""
@@ -84,9 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif what == "":
             self._answer(429, {"code": 429, "message": "you have reached the maximum number of concurrent sandboxes"})
         else:
-            self._answer(
-                429, {"code": 429, "message": "slow down"}, {"Retry-After": str(max(1, math.ceil(float(what))))}
-            )
+            pause = {} if self.silent else {"Retry-After": str(max(1, math.ceil(float(what))))}
+            self._answer(429, {"code": 429, "message": "slow down"}, pause)
 
     def do_GET(self) -> None:
         name = self.path.rpartition("/")[2]
@@ -135,10 +135,11 @@ def main() -> None:
     parser.add_argument("--burst", type=int, required=True)
     parser.add_argument("--cap", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--silent", action="store_true")
     options = parser.parse_args()
     with options.log.open("w", buffering=1) as log:
         meter = Meter(rate=options.rate, burst=options.burst, cap=options.cap)
-        handler = type("Handler", (_Handler,), {"meter": meter, "log": log})
+        handler = type("Handler", (_Handler,), {"meter": meter, "log": log, "silent": options.silent})
         with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             server.daemon_threads = True
             threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -158,10 +158,10 @@ def worker_environment(settings: Settings) -> dict[str, str]:
     return environment
 
 
-def _stat(pid: int) -> tuple[str, int]:
-    """State and parent of a process; raises OSError when it is gone."""
+def _stat(pid: int) -> tuple[str, int, int]:
+    """State, parent and start time (in ticks since boot) of a process; raises OSError when it is gone."""
     rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return rest[0], int(rest[1])
+    return rest[0], int(rest[1]), int(rest[19])
 
 
 def exists(pid: int) -> bool:
@@ -178,12 +178,40 @@ def children(pid: int) -> list[int]:
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():
             try:
-                state, parent = _stat(int(directory.name))
+                state, parent, _ = _stat(int(directory.name))
             except OSError:
                 continue
             if parent == pid and state != "Z":
                 found.append(int(directory.name))
     return sorted(found)
+
+
+def descendants(pid: int) -> set[tuple[int, int]]:
+    """A process and all that descends from it, as (pid, start time): a number that is used again is another's."""
+    parents: dict[int, list[int]] = {}
+    started: dict[int, int] = {}
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
+            with suppress(OSError):
+                _, parent, since = _stat(int(directory.name))
+                parents.setdefault(parent, []).append(int(directory.name))
+                started[int(directory.name)] = since
+    found, todo = set(), [pid]
+    while todo:
+        one = todo.pop()
+        if one in started:
+            found.add((one, started[one]))
+        todo += parents.get(one, [])
+    return found
+
+
+def is_alive(process: tuple[int, int]) -> bool:
+    """Whether the very process that `descendants` saw runs (a zombie does not)."""
+    try:
+        state, _, since = _stat(process[0])
+    except OSError:
+        return False
+    return state != "Z" and since == process[1]
 
 
 def slots_of(worker: int) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import cast
 
 from redis import Redis
 
@@ -25,6 +26,15 @@ def leaks(client: Redis) -> list[str]:
     """The farm's keys that would live for ever without a reason, each with what is wrong."""
     names = sorted(client.scan_iter(match=f"{FARM}*", count=1000))
     return [problem for name in names if client.ttl(name) == -1 and (problem := _leak(client, name))]
+
+
+def held(client: Redis) -> dict[str, list[str]]:
+    """What still holds, waits or is open, by key: nothing of it outlives the last episode."""
+    keys = (
+        *(Keys.PERMITS, Keys.PLACES, Keys.WAITERS, Keys.WAITERS_SEEN, Keys.CREATORS, Keys.CREATORS_DUE),
+        *(Keys.LEASES, Keys.OPEN, Keys.ALLOCATIONS),
+    )
+    return {key: cast("list[str]", client.zrange(key, 0, -1)) for key in keys}
 
 
 def _leak(client: Redis, name: str) -> str | None:

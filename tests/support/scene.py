@@ -88,7 +88,12 @@ def scene(redis_url: str) -> Iterator[Scene]:
             farm.redis, farm.ledger.allocations, retention_seconds=farm.settings.receipt_retention_seconds
         )
         reconciler = Reconciler(
-            "reconciler-test", ledger=ledger, queue=farm.queue, provider=provider, lease_seconds=LEASE_SECONDS
+            "reconciler-test",
+            ledger=ledger,
+            queue=farm.queue,
+            limiter=farm.limiter,
+            provider=provider,
+            lease_seconds=LEASE_SECONDS,
         )
         opened = Scene(farm, provider, ledger, reconciler)
         opened.pass_time(LEASE_SECONDS)

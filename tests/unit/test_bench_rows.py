@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from tests.bench.creation_ceiling import Tally
 from tests.bench.episode_overhead import union_seconds
-from tests.bench.permits import overtaken
+from tests.bench.permits import most_at_once, overtaken
 from tests.bench.rows import Goal, Row, table
 
 
@@ -40,3 +41,13 @@ def test_a_permit_given_clearly_before_an_earlier_request_counts_as_out_of_order
     assert overtaken(in_order, slack_seconds=0.005) == 0
     assert overtaken([*in_order, (0.3, 0.9)], slack_seconds=0.005) == 1
     assert overtaken([(0.0, 1.0), (0.001, 0.9)], slack_seconds=0.005) == 0, "asked at the same time"
+
+
+def test_permits_are_held_at_once_when_their_stretches_share_a_moment() -> None:
+    assert most_at_once([(0, 3), (1, 2), (2, 5)]) == 2
+    assert most_at_once([(0, 3), (1, 4), (2, 5)]) == 3
+    assert most_at_once([]) == 0
+
+
+def test_the_ceiling_counts_the_burst_that_a_provider_begins_with() -> None:
+    assert Tally(created=65, refused=0, highest=1, seconds=12, rate=5, burst=5).share == 100

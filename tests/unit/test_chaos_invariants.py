@@ -24,6 +24,21 @@ _ABSENT = Allocation(
     cost_picousd=60,
 )
 
+_VERIFIER = _ABSENT.model_copy(
+    update={"allocation_id": "e-1-a1-verifier", "role": Role.VERIFIER, "sandbox_id": "s2", "cost_picousd": 20}
+)
+_COUNTERS = {
+    "episodes:solved": 1,
+    "cost_picousd:policy": 60,
+    "cost_picousd:verifier": 20,
+    "sandbox_ms:policy": 6000,
+    "sandbox_ms:verifier": 6000,
+    "tool_calls": 0,
+    "reward:le:1": 1,
+    "reward:sum": 1_000_000,
+    "episode_cost:sum": 80,
+}
+
 
 def settled(outcome: Outcome, reward: float | None, *rows: Allocation) -> SettledReceipt:
     """The receipt of e-1."""
@@ -47,18 +62,10 @@ def settled(outcome: Outcome, reward: float | None, *rows: Allocation) -> Settle
 CLEAN = Reading(
     expected={"e-1": 1.0},
     told={"e-1": 1.0},
-    receipts={"e-1": settled(Outcome.SOLVED, 1.0, _ABSENT)},
+    receipts={"e-1": settled(Outcome.SOLVED, 1.0, _ABSENT, _VERIFIER)},
     written_at={"e-1": 9},
     announced=["e-1"],
-    counters={
-        "episodes:solved": 1,
-        "cost_picousd:policy": 60,
-        "sandbox_ms:policy": 6000,
-        "tool_calls": 0,
-        "reward:le:1": 1,
-        "reward:sum": 1_000_000,
-        "episode_cost:sum": 60,
-    },
+    counters=_COUNTERS,
     leftovers={"sandboxes": []},
 )
 
@@ -81,6 +88,14 @@ def test_a_clean_round_has_no_violations() -> None:
             "counter cost_picousd:policy says 59",
         ),
         (lambda r: replace(r, counters={**r.counters, "episodes:deadline": 1}), "counter episodes:deadline says 1"),
+        (
+            lambda r: replace(r, receipts={"e-1": settled(Outcome.SOLVED, 1.0, _ABSENT)}),
+            "e-1 ended solved, its absent sandboxes",
+        ),
+        (
+            lambda r: replace(r, receipts={"e-1": settled(Outcome.SOLVED, 1.0, _VERIFIER, _VERIFIER)}),
+            "e-1 ended solved, its absent sandboxes",
+        ),
         (lambda r: replace(r, counters={**r.counters, "phase:setup:sum": 1}), "counter phase:setup:sum says 1"),
         (lambda r: replace(r, counters={**r.counters, "reward:sum": 0}), "counter reward:sum says 0, the receipts 1"),
         (lambda r: replace(r, leftovers={"leases": ["e-1"]}), "left: leases: e-1"),

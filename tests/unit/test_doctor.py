@@ -36,8 +36,9 @@ class Connections:
     provider: FakeProvider = field(default_factory=FakeProvider)
     asked: list[tuple[str, str | None]] = field(default_factory=list)
 
-    def __call__(self, key: str, url: str | None) -> FakeProvider:
-        self.asked.append((key, url))
+    def __call__(self, settings: Settings) -> FakeProvider:
+        assert settings.e2b_api_key is not None
+        self.asked.append((settings.e2b_api_key.get_secret_value(), settings.e2b_api_url))
         return self.provider
 
 

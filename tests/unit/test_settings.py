@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import SettingsError
-from orchestrator.settings import load_settings
+from orchestrator.settings import load_settings, unknown_variables
 
 
 @pytest.fixture(autouse=True)
@@ -140,3 +140,17 @@ def test_by_default_a_killed_worker_is_noticed_in_time_to_be_settled_within_twen
     """Its lease runs out, the next round sees it; five seconds are left for listing, deleting and confirming."""
     settings = load_settings()
     assert settings.lease_lost_seconds + settings.reconcile_seconds <= 15
+
+
+def test_a_misspelt_name_is_told_with_the_nearest_one() -> None:
+    told = unknown_variables(
+        ["FARM_CONCURENCY_LIMIT", "FARM_BUDGETS__DEADLINE_SECONDS", "FARM_PLAN", "PATH", "FARM_XYZZY"]
+    )
+    assert told == [
+        "FARM_CONCURENCY_LIMIT is no setting of the farm; did you mean FARM_CONCURRENCY_LIMIT?",
+        "FARM_XYZZY is no setting of the farm",
+    ]
+
+
+def test_receipts_are_kept_for_thirty_days_by_default() -> None:
+    assert load_settings().receipt_retention_seconds == 30 * 24 * 60 * 60

@@ -87,7 +87,8 @@ def _without_answer(detail: str, error: Exception) -> ProviderError:
 
 
 def _too_many(detail: str, answer: Answer) -> ProviderError:
-    if answer.retry_after_seconds is None:
+    # Only the API itself counts what runs, and says so in JSON without a header; a proxy in front knows requests only.
+    if answer.retry_after_seconds is None and not answer.names_a_rate and answer.is_json:
         return ConcurrencyLimited(detail)
     return RateLimited(detail, answer.retry_after_seconds)
 

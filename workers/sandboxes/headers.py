@@ -1,7 +1,7 @@
 """The one seam into the e2b SDK: what the last control-plane answer of this thread said, below the SDK's exceptions.
 
 The SDK's exceptions carry no headers, and an undecodable body hides even the status; the two kinds of 429 differ by
-Retry-After alone. So the transport that the SDK asks `e2b.api.client_sync.get_transport` for is wrapped once, at
+headers alone. So the transport that the SDK asks `e2b.api.client_sync.get_transport` for is wrapped once, at
 import, in a pass-through that notes status and headers. Nothing is changed on the way. The SDK's retries of refused
 connections (three, 1.8 s in all) are switched off at the same place: a call here is one attempt. When the SDK moves
 either, importing this module fails and says so.
@@ -26,6 +26,10 @@ class Answer:
     status: int
     retry_after_seconds: float | None
     error_code: str | None
+    names_a_rate: bool = False
+    """It carries a RateLimit-* header, and none that says that requests remain."""
+    is_json: bool = True
+    """What the API itself answers is; a page of a proxy in front of it is not."""
 
 
 class _Noted(threading.local):
@@ -55,6 +59,8 @@ class _Noting(httpx.BaseTransport):
             status=response.status_code,
             retry_after_seconds=_seconds(response.headers.get("retry-after")),
             error_code=_error_code(response),
+            names_a_rate=_names_a_rate(response.headers),
+            is_json="json" in response.headers.get("content-type", ""),
         )
         return response
 
@@ -72,6 +78,12 @@ def _seconds(header: str | None) -> float | None:
     if header is None:
         return None
     return float(header) if header.isascii() and header.isdigit() else 1.0
+
+
+def _names_a_rate(headers: httpx.Headers) -> bool:
+    limits = {name: value for name, value in headers.items() if name.removeprefix("x-").startswith("ratelimit")}
+    remaining = [value for name, value in limits.items() if name.endswith("-remaining")]
+    return bool(limits) and not any(value.isascii() and value.isdigit() and int(value) > 0 for value in remaining)
 
 
 def _error_code(response: httpx.Response) -> str | None:

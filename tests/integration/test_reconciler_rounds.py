@@ -1,0 +1,174 @@
+"""The reconciler's rounds: one leads; time in which nobody looked on or Redis was away is held against no lease."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from redis import Redis
+
+from orchestrator.keys import Keys
+from orchestrator.leadership import leader
+from orchestrator.reconciler import Reconciler, Report
+from orchestrator.rounds import run_rounds
+from orchestrator.vocabulary import EpisodeState, Outcome
+from tests.support.fake_provider import FakeProvider
+from tests.support.scene import LEASE_SECONDS, Scene
+from tests.support.truth import a_receipt, leased, opened_farm
+from tests.support.waiting import wait_until
+
+pytest_plugins = ["tests.support.scene"]
+
+
+def test_no_lease_is_judged_within_one_lease_time_after_an_interruption(scene: Scene) -> None:
+    spec, _, sandbox_id = scene.started()
+    scene.kill(spec)
+    scene.reconciler.interrupted()
+    assert scene.round() == Report()
+    scene.pass_time(LEASE_SECONDS - 1)
+    assert scene.round() == Report()
+    assert sandbox_id in scene.provider.running
+    scene.pass_time(1.1)
+    assert scene.round().finished == [spec.episode_id]
+
+
+def test_an_outage_that_the_client_rode_out_is_an_interruption_too(scene: Scene) -> None:
+    clock = [0.0]
+    watcher = Reconciler(
+        "watcher",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=scene.provider,
+        lease_seconds=LEASE_SECONDS,
+        clock=lambda: clock[0],
+    )
+    scene.pass_time(LEASE_SECONDS + 1)
+    assert watcher.run_once() == Report()
+    spec, _, _ = scene.started()
+    scene.kill(spec)
+    clock[0] += LEASE_SECONDS  # one call that hung in retries for so long
+    assert watcher.run_once() == Report()
+    scene.pass_time(LEASE_SECONDS + 1)
+    clock[0] += 1
+    assert watcher.run_once().finished == [spec.episode_id]
+
+
+def test_a_new_reconciler_judges_nothing_within_its_first_lease_time(scene: Scene) -> None:
+    spec, _, _ = scene.started()
+    scene.kill(spec)
+    young = Reconciler(
+        "young",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=scene.provider,
+        lease_seconds=LEASE_SECONDS,
+    )
+    assert young.run_once() == Report()
+    scene.pass_time(LEASE_SECONDS + 0.1)
+    assert young.run_once().finished == [spec.episode_id]
+
+
+@contextmanager
+def rounds_of(scene: Scene, *, every_seconds: float) -> Iterator[list[Report]]:
+    """A reconciler whose leases last 0.4 s makes its rounds; the reports so far."""
+    reports: list[Report] = []
+    reconciler = Reconciler(
+        "slow",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=scene.provider,
+        lease_seconds=0.4,
+    )
+    stop = threading.Event()
+    options: dict[str, Any] = {"every_seconds": every_seconds, "stop": stop, "on_report": reports.append}
+    thread = threading.Thread(target=run_rounds, args=(scene.farm.redis, reconciler, "slow"), kwargs=options)
+    thread.start()
+    try:
+        yield reports
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+def test_a_rest_longer_than_a_lease_is_no_outage(scene: Scene) -> None:
+    spec, _, _ = scene.started()
+    scene.kill(spec)
+    with rounds_of(scene, every_seconds=0.6):
+        wait_until(lambda: scene.farm.ledger.receipt(spec.episode_id), description="the lost episode's receipt")
+    assert scene.receipt(spec).outcome is Outcome.WORKER_LOST
+
+
+def test_the_lead_is_kept_during_a_rest(scene: Scene, redis: Redis) -> None:
+    with rounds_of(scene, every_seconds=600) as reports:
+        wait_until(lambda: reports, description="the first round")
+        redis.delete(Keys.RECONCILER)  # as if it had run out
+        wait_until(lambda: leader(redis) == "slow", description="it leads on")
+        assert len(reports) == 1
+
+
+def test_an_outage_during_a_rest_is_an_interruption_too(scene: Scene) -> None:
+    clock = [0.0]
+    watcher = Reconciler(
+        "watcher",
+        ledger=scene.ledger,
+        queue=scene.farm.queue,
+        limiter=scene.farm.limiter,
+        provider=scene.provider,
+        lease_seconds=LEASE_SECONDS,
+        clock=lambda: clock[0],
+    )
+    spec, _, _ = scene.started()
+    scene.kill(spec)
+
+    def rest(beats: list[float]) -> Report:
+        for seconds in beats:
+            scene.pass_time(seconds)
+            clock[0] += seconds
+            watcher.beat()
+        return watcher.run_once()
+
+    assert rest([3.0, 3.0, 9.0]) == Report(), "between the last two Redis was away"
+    assert rest([3.0] * 5).finished == [spec.episode_id]
+
+
+def test_one_reconciler_leads_at_a_time_and_hands_over(scene: Scene, redis_url: str, redis: Redis) -> None:
+    spec, lease = leased(scene.farm, lease_seconds=60)
+    reports: dict[str, list[Report]] = {"a": [], "b": []}
+    stops = {name: threading.Event() for name in reports}
+
+    def rounds(name: str) -> None:
+        with opened_farm(redis_url) as farm:
+            reconciler = Reconciler(
+                name,
+                ledger=farm.ledger,
+                queue=farm.queue,
+                limiter=farm.limiter,
+                provider=FakeProvider(),
+                lease_seconds=0.1,
+            )
+            run_rounds(
+                farm.redis, reconciler, name, every_seconds=0.02, stop=stops[name], on_report=reports[name].append
+            )
+
+    threads = {name: threading.Thread(target=rounds, args=(name,)) for name in reports}
+    for thread in threads.values():
+        thread.start()
+    wait_until(lambda: len(reports["a"]) + len(reports["b"]) > 5, description="a few rounds")
+    first, second = ("a", "b") if reports["a"] else ("b", "a")
+    assert reports[second] == []
+    assert 0 < redis.pttl(Keys.RECONCILER) <= 10_000
+    stops[first].set()
+    threads[first].join(10)
+    wait_until(lambda: reports[second], seconds=5, description="the other leads")
+    stops[second].set()
+    threads[second].join(10)
+    assert redis.get(Keys.RECONCILER) is None
+    row = scene.farm.ledger.row(spec.episode_id)
+    assert row is not None
+    assert row.state is EpisodeState.RUNNING
+    scene.farm.ledger.commit(a_receipt(spec), lease.token)

@@ -1,0 +1,204 @@
+"""`rollout-farm train` as a user runs it, on a running farm: what it prints, writes, resumes, refuses and leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from redis import Redis
+
+from deploy.training_report import NoBars
+from orchestrator.errors import CapacityError, SettingsError
+from orchestrator.keys import Keys
+from orchestrator.records import EpisodeSpec
+from orchestrator.vocabulary import Outcome
+from tests.support.farm import Field, weekly_sales
+from tests.support.processes import Marked, worker_environment
+from tests.support.tiny_policy import SUBMIT, save_model, shell
+from tests.support.waiting import wait_until
+from trainer.training import TrainingPlan, load_tokenizer, train
+
+Start = Callable[..., Marked]
+COMMAND = [sys.executable, "-W", "ignore", "-m", "deploy.cli", "train"]
+SECONDS = 150.0
+"""A process that imports torch and TRL takes seven seconds on an idle machine."""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Calls the report and submits it."""
+    said = [shell("python3 -B /home/user/report.py"), SUBMIT]
+    return save_model(tmp_path_factory.mktemp("model"), said, prompt=weekly_sales().prompt)
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sleeps as long as a command may."""
+    said = [shell("sleep 1.5"), shell("sleep 1.5")]
+    return save_model(tmp_path_factory.mktemp("slow-model"), said, prompt=weekly_sales().prompt)
+
+
+@pytest.fixture
+def start(farm: Field, tmp_path: Path) -> Iterator[Start]:
+    """Starts commands in an empty directory, and ends them."""
+    started: list[Marked] = []
+
+    def begin(*arguments: str, command: list[str] = COMMAND, **changes: str) -> Marked:
+        environment = {**worker_environment(farm.settings), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **changes}
+        output = tmp_path / f"stdout-{len(started)}"
+        started.append(Marked([*command, *arguments], environment=environment, cwd=tmp_path, output=output))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.end()
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def open_specs(redis: Redis) -> list[EpisodeSpec]:
+    """Of the episodes that have not ended."""
+    found = [redis.hget(Keys.episode(str(name)), "spec") for name in redis.zrange(Keys.OPEN, 0, -1)]
+    return [EpisodeSpec.model_validate_json(str(text)) for text in found if text is not None]
+
+
+def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: Path, tmp_path: Path) -> None:
+    run = start("--model", str(model), "--cpu")
+    assert run.wait(SECONDS) == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert report["steps"] == 1
+    assert len(report["receipts"]) == 2
+    assert [receipt["run_id"] for receipt in report["receipts"]] == [report["run_id"]] * 2
+    assert {operation["name"] for trace in report["traces"] for operation in trace["operations"]} >= {"reset"}
+    assert all(row["confirmed_absent"] for row in report["cleanup"])
+    assert len({row["sandbox_id"] for row in report["cleanup"]}) == len(report["cleanup"]) >= 2
+    assert {"reward", "tools/call_frequency", "train_loss"} <= {row["signal"] for row in report["signals"]}
+    assert all(row["tells"] for row in report["signals"])
+    assert "steps" in run.stderr
+    output = tmp_path / "training-output"
+    assert json.loads((output / "report.json").read_text()) == report
+    assert (output / "checkpoint" / "model.safetensors").is_file()
+    assert rows_of(output / "metrics.jsonl")[0]["step"] == 1
+    assert len(rows_of(output / "receipts.jsonl")) == 2
+    first_state = json.loads((output / "checkpoint-1" / "trainer_state.json").read_text())
+
+    plan = TrainingPlan(model=str(model), tasks=[weekly_sales()], cpu=True, output_dir=output, max_steps=2)
+    with pytest.raises(SettingsError, match="--resume"):
+        train(plan, farm.settings, NoBars())
+    with pytest.raises(SettingsError, match="larger --max-steps"):
+        train(replace(plan, max_steps=1, resume=True), farm.settings, NoBars())
+    resumed = train(replace(plan, resume=True), farm.settings, NoBars())
+    state = json.loads((output / "checkpoint-2" / "trainer_state.json").read_text())
+    assert [row["step"] for row in state["log_history"] if "loss" in row] == [1, 2], "it went on where it was"
+    assert state["log_history"][0] == first_state["log_history"][0]
+    moments = torch.load(output / "checkpoint-2" / "optimizer.pt")["state"]
+    assert {float(row["step"]) for row in moments.values()} == {2.0}, "the optimizer's state went on too"
+    assert len(rows_of(output / "receipts.jsonl")) == 4
+    assert len(resumed.receipts) == 2, "of this run alone"
+
+
+def test_an_interrupt_leaves_no_episode_and_no_sandbox(farm: Field, start: Start, slow_model: Path) -> None:
+    run = start("--model", str(slow_model), "--cpu", "--max-steps", "50", "--output-dir", "out")
+    wait_until(
+        lambda: len(farm.provider.list({})) == 2 or run.process.poll() is not None,
+        description="two sandboxes of the run",
+        seconds=120,
+    )
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(60) == 130, run.stderr
+    assert open_specs(farm.farm.redis) == []
+    assert farm.provider.list({}) == []
+
+
+def test_a_task_that_is_not_there_is_said_before_torch_is_imported(start: Start, model: Path) -> None:
+    run = start("--model", str(model), "--cpu", "--tasks", "no-such-task")
+    assert run.wait(SECONDS) == 7
+    assert "built-in" in run.stderr
+    assert run.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"model": "no-such-model"}, SettingsError, "cannot be loaded"),
+        ({"resume": True}, SettingsError, "nothing to resume"),
+        ({"completions": 3}, SettingsError, "divisible"),
+        ({"cpu": False}, SettingsError, "--cpu"),
+        ({"batch_size": 8}, CapacityError, "add 2 workers"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_before_an_episode_starts(
+    farm: Field, model: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    before = farm.farm.redis.zcard(Keys.RECEIPTS)
+    given = {"model": str(model), "tasks": [weekly_sales()], "cpu": True, "output_dir": tmp_path / "out", **changes}
+    with pytest.raises(error, match=words):
+        train(TrainingPlan(**given), farm.settings, NoBars())
+    assert farm.farm.redis.zcard(Keys.RECEIPTS) == before
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_whose_template_has_no_tools_is_refused(model: Path, tmp_path: Path) -> None:
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(SettingsError, match="tool calls"):
+        load_tokenizer(str(tmp_path))
+
+
+# several processes
+
+
+def start_two(start: Start, *arguments: str, command: list[str] = COMMAND) -> list[Marked]:
+    """The same command as two processes of one run, as a launcher starts them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [start(*arguments, command=command, RANK=rank, LOCAL_RANK=rank, **shared) for rank in ("0", "1")]
+
+
+def test_two_processes_train_as_one_run(farm: Field, start: Start, model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.trainer.two_plans"]
+    ranks = start_two(start, str(model), str(tmp_path / "out"), command=command)
+    for rank in ranks:
+        assert rank.wait(SECONDS) == 0, rank.stderr
+    first, second = (json.loads(rank.stdout) for rank in ranks)
+    assert "a batch of 8 can never be live at once" in first["refused"], "four of each process: the limit is one"
+    assert first["refused"] == second["refused"]
+    assert (first["steps"], second["steps"]) == (1, 1)
+    rows = [farm.farm.ledger.row(name) for name in first["episodes"]]
+    specs = [row.spec for row in rows if row is not None]
+    assert len(specs) == 4
+    assert len({spec.reservation_id for spec in specs} - {None}) == 1, "one reservation for the batch of both"
+    drivers = {spec.group_id: {s.trainer_id for s in specs if s.group_id == spec.group_id} for spec in specs}
+    assert [len(trainers) for trainers in drivers.values()] == [1, 1], "each process drives its own group"
+    assert len(set.union(*drivers.values())) == 2
+    assert rows_of(tmp_path / "out" / "metrics.jsonl")[0]["episodes/finished"] == 4
+
+
+def test_one_processs_death_ends_its_own_episodes_only(farm: Field, start: Start, slow_model: Path) -> None:
+    ranks = start_two(start, "--model", str(slow_model), "--cpu")
+    wait_until(lambda: len(farm.provider.list({})) == 4, description="the sandboxes of both", seconds=120)
+    groups = {"g0": list[str](), "g1": list[str]()}
+    for spec in open_specs(farm.farm.redis):
+        groups[(spec.group_id or "")[-2:]].append(spec.episode_id)
+    assert [len(names) for names in groups.values()] == [2, 2]
+    ranks[1].process.kill()
+    assert ranks[0].wait(60) == 1
+    assert "another process of this run has gone" in ranks[0].stderr.replace("\n", " ")
+    for name in groups["g1"]:
+        assert farm.wait_receipt(name).receipt.outcome is Outcome.TRAINER_LOST
+    for name in groups["g0"]:
+        assert farm.wait_receipt(name).receipt.outcome in (Outcome.NOT_SUBMITTED, Outcome.CANCELLED)

@@ -1,0 +1,120 @@
+"""The results file: one evaluation, one writer, and nothing lost but a line that was cut short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import FarmError
+from orchestrator.vocabulary import Outcome
+from tests.support.evaluations import a_result, an_identity
+from trainer.evaluation.collection import Planned, plan
+from trainer.evaluation.identity import Sampling
+from trainer.evaluation.results import RESULTS, ResultsFile, read_evaluation
+
+IDENTITY = an_identity()
+SOLVED = a_result(IDENTITY, 0, 0, Outcome.SOLVED)
+LOST = a_result(IDENTITY, 1, 0, Outcome.SANDBOX_LOST)
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    with ResultsFile(tmp_path / "new" / "place", IDENTITY) as file:
+        file.add(SOLVED)
+        file.add(LOST)
+        found = read_evaluation(tmp_path / "new" / "place")  # also while it is written
+    assert found.identity == IDENTITY
+    assert found.results == (SOLVED, LOST)
+    assert found.missing() == 2
+
+
+def test_the_same_evaluation_goes_on(tmp_path: Path) -> None:
+    with ResultsFile(tmp_path, IDENTITY) as file:
+        file.add(SOLVED)
+    with ResultsFile(tmp_path, an_identity()) as file:
+        assert file.results == [SOLVED]
+        file.add(LOST)
+    assert read_evaluation(tmp_path / RESULTS).results == (SOLVED, LOST)
+
+
+@pytest.mark.parametrize("kept", [-1, -20])
+def test_a_line_that_was_cut_short_is_dropped(tmp_path: Path, kept: int) -> None:
+    with ResultsFile(tmp_path, IDENTITY) as file:
+        file.add(SOLVED)
+        file.add(LOST)
+    path = tmp_path / RESULTS
+    path.write_bytes(path.read_bytes()[:kept])
+    assert read_evaluation(tmp_path).results == (SOLVED,)
+    with ResultsFile(tmp_path, IDENTITY) as file:
+        assert file.results == [SOLVED]
+        file.add(LOST)
+    assert read_evaluation(tmp_path).results == (SOLVED, LOST)
+
+
+def test_a_file_whose_first_line_was_cut_short_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / RESULTS).write_bytes(b'{"identity": {"schema')
+    with ResultsFile(tmp_path, IDENTITY) as file:
+        assert file.results == []
+    assert read_evaluation(tmp_path).identity == IDENTITY
+
+
+def test_another_evaluation_is_refused_with_what_differs(tmp_path: Path) -> None:
+    with ResultsFile(tmp_path, IDENTITY):
+        pass
+    other = an_identity(
+        sampling=Sampling(temperature=0.5), subject=IDENTITY.subject.model_copy(update={"name": "other"}), label="x"
+    )
+    with pytest.raises(FarmError) as refused:
+        ResultsFile(tmp_path, other).__enter__()
+    for said in ("sampling.temperature: 1.0 and 0.5", "name: base and other", "label: '' and 'x'", "--output"):
+        assert said in str(refused.value)
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    with ResultsFile(tmp_path, IDENTITY):
+        with pytest.raises(FarmError, match="another process is writing"):
+            ResultsFile(tmp_path, IDENTITY).__enter__()
+    with ResultsFile(tmp_path, IDENTITY):
+        pass
+
+
+def test_what_is_no_evaluation_is_said_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(FarmError, match="rollout-farm evaluate"):
+        read_evaluation(tmp_path)
+    (tmp_path / RESULTS).write_text("")
+    with pytest.raises(FarmError, match="is empty"):
+        read_evaluation(tmp_path)
+    (tmp_path / RESULTS).write_text("hello\n")
+    with pytest.raises(FarmError, match=r"jsonl:1: is no line"):
+        read_evaluation(tmp_path)
+    with ResultsFile(tmp_path / "b", IDENTITY) as file:
+        file.add(SOLVED)
+    with (tmp_path / "b" / RESULTS).open("a") as stream:
+        stream.write("{}\n")
+    with pytest.raises(FarmError, match=r"jsonl:3: is no line"):
+        read_evaluation(tmp_path / "b")
+
+
+def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FarmError, match="cannot be written"):
+        ResultsFile(tmp_path / "file" / "below", IDENTITY).__enter__()
+
+
+# what is left to run
+
+
+def test_the_plan_takes_tasks_in_turn() -> None:
+    assert plan(IDENTITY, [], retry_failed=False) == [Planned(t, s, 0) for s in range(2) for t in range(2)]
+
+
+def test_what_has_a_result_is_not_planned_again() -> None:
+    assert plan(IDENTITY, [SOLVED, LOST], retry_failed=False) == [Planned(0, 1, 0), Planned(1, 1, 0)]
+
+
+def test_failures_are_planned_again_only_when_that_is_asked_for() -> None:
+    lost_again = a_result(IDENTITY, 1, 0, Outcome.TRANSPORT, retry=1)
+    assert Planned(1, 0, 1) in plan(IDENTITY, [SOLVED, LOST], retry_failed=True)
+    assert Planned(1, 0, 2) in plan(IDENTITY, [LOST, lost_again], retry_failed=True)
+    made_good = a_result(IDENTITY, 1, 0, Outcome.WRONG_ANSWER, retry=1)
+    assert all((it.task, it.sample) != (1, 0) for it in plan(IDENTITY, [LOST, made_good], retry_failed=True))

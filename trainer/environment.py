@@ -1,0 +1,347 @@
+"""The farm's episodes as TRL environments: what `environment_factory` makes, resets, lets the model use and scores.
+
+    with Pool(settings) as pool, RemoteEpisodes(pool) as episodes:
+        FarmGRPOTrainer(..., environment_factory=episodes).train()
+
+What always holds: making one allocates nothing; the model's tools are exactly `terminal(command)` and `submit()`; a
+reset enqueues and returns, so that a whole batch starts at once; a batch has all its places reserved before its first
+episode is enqueued; what our side lost is remembered and never becomes a score, also when TRL showed it to the model
+as text; closing ends every episode begun here, also those of environments that nobody holds any more.
+
+TRL's GRPOTrainer takes `RemoteEpisodes` as well; then say `batch_size` (per_device_train_batch_size times
+steps_per_generation), or nothing is reserved, and calls run one after another.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+from orchestrator.episodes import Episode
+from orchestrator.errors import CapacityError, CommandTooLarge, EpisodeAborted, EpisodeClosed, FarmError
+from orchestrator.pool import Pool, Reservation
+from orchestrator.tasks import Task, TaskError, parse_task
+from orchestrator.vocabulary import EpisodeState, Outcome
+
+logger = logging.getLogger(__name__)
+
+OnAbort = Literal["raise", "exclude"]
+"""What an aborted episode does to the run: end it, or be left out of the training data. Never a zero."""
+
+_CLOSE_MARGIN_SECONDS = 30.0
+"""Beyond a running command and the clean-up: what closing waits for a receipt before it says that there is none."""
+
+
+class RemoteEpisode:
+    """One environment of TRL's: reset for each completion, then an episode somewhere on the farm.
+
+    TRL offers every public function but `reset` and `get_reward` to the model, hence the underscores.
+    """
+
+    def __init__(self, episodes: RemoteEpisodes) -> None:
+        self._episodes = episodes
+        self._episode: Episode | None = None
+        self._failure: FarmError | None = None
+        self._closed = False
+        self._reward: float | None = None
+        self._excluded = False
+
+    def reset(self, task: str | Mapping[str, Any] | None = None, prompt: Any = None, **columns: Any) -> str | None:
+        """Enqueue a fresh episode and return without waiting for its sandbox.
+
+        `task` is the dataset's column of that name: a task as JSON text (`json.dumps`), or as a dict. Returns what TRL
+        appends to the prompt: the task's own prompt where the row has none, else nothing. Raises TaskError for a column
+        that is no task, CapacityError when the batch cannot be live at once.
+        """
+        if self._episode is not None:
+            self._cancel()
+        parsed = task_of(task)
+        self._episode = None
+        self._failure, self._reward = None, None
+        self._closed = self._excluded = False
+        self._episode = self._episodes._submit(parsed)
+        return None if _says_something(prompt) else parsed.prompt
+
+    def terminal(self, command: str) -> str:
+        """Run one shell command in the sandbox and return what it printed.
+
+        Files stay between commands, but each command is run by a fresh shell: use absolute paths.
+
+        Args:
+            command: The shell command to run.
+        """
+        if not isinstance(command, str):
+            raise TypeError("command has to be a text")
+        try:
+            command.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"command has to be text that UTF-8 can carry ({error.reason})") from None
+        return str(self._act(lambda episode: episode.terminal(command)))
+
+    def submit(self) -> str:
+        """Hand in the work when the task is done. Nothing can be changed after this."""
+        said = self._act(lambda episode: episode.submit())
+        self._closed = True
+        return said
+
+    def get_reward(self) -> float | None:
+        """The committed reward in [0, 1]; None for what is excluded from the training data.
+
+        Raises what our side lost: always with the policy `raise`, else only what is no episode's abortion, such as a
+        lost Redis.
+        """
+        self._collect()
+        if self._failure is not None:
+            if self._episodes.on_abort == "exclude" and isinstance(self._failure, EpisodeAborted):
+                return None
+            raise self._failure
+        return None if self._excluded else self._reward
+
+    def _act(self, call: Callable[[Episode], str]) -> str:
+        if self._failure is not None:
+            raise self._failure
+        if self._episode is None:
+            raise FarmError("there is no episode yet: reset comes first")
+        if self._closed:
+            raise EpisodeClosed("the episode is closed")
+        try:
+            return call(self._episode)
+        except CommandTooLarge:
+            raise
+        except EpisodeClosed:  # its window is over, say: the verdict is nothing for the model to read
+            self._closed = True
+            raise EpisodeClosed("the episode is closed") from None
+        except FarmError as error:
+            self._failure = self._explained(error)
+            raise self._failure from error
+
+    def _collect(self) -> None:
+        """Have the reward here, or the reason why there is none; can be called again."""
+        if self._failure is not None or self._reward is not None:
+            return
+        if self._episode is None:
+            raise FarmError("there is no episode to score: reset comes first")
+        try:
+            self._reward = self._episode.reward()
+        except FarmError as error:
+            self._failure = self._explained(error)
+
+    def _explained(self, error: FarmError) -> FarmError:
+        episode = self._episode
+        if isinstance(error, EpisodeAborted) and episode is not None and episode.episode_id in self._episodes.unstarted:
+            return EpisodeAborted(error.outcome, "no worker took it in time; see that workers run: rollout-farm status")
+        return error
+
+    def _cancel(self) -> None:
+        """Ask for the end of what still runs."""
+        if self._episode is not None and self._reward is None:
+            self._episode.cancel()
+
+
+@dataclass
+class _Batch:
+    """The resets that belong together."""
+
+    size: int
+    reserve: Callable[[int], Reservation] | None
+    group_of: Callable[[int], str | None] = field(default=lambda row: None)
+    placed: int = 0
+    reservation: Reservation | None = None
+    watch: threading.Timer | None = None
+    episodes: list[Episode] = field(default_factory=list)
+
+
+class RemoteEpisodes:
+    """The environment factory: makes RemoteEpisodes, reserves places for their batches, and closes them.
+
+    `wait_seconds` bounds the wait for places that other episodes hold, `start_seconds` an episode's wait in the queue.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        on_abort: OnAbort = "raise",
+        batch_size: int | None = None,
+        wait_seconds: float = 300.0,
+        start_seconds: float | None = None,
+    ) -> None:
+        if on_abort not in ("raise", "exclude"):
+            raise FarmError(f"on_abort is 'raise' or 'exclude', not {on_abort!r}")
+        self.pool = pool
+        self.on_abort = on_abort
+        self.unstarted: set[str] = set()
+        """Ids of episodes that were given up because no worker took them."""
+        self._batch_size = batch_size
+        self._wait_seconds = wait_seconds
+        self._start_seconds = start_seconds or pool.settings.budgets.reserved_admission_seconds
+        self._made: list[RemoteEpisode] = []
+        self._batch: _Batch | None = None
+        self._batches = 0
+        self._reserved_before = False
+
+    def __call__(self) -> RemoteEpisode:
+        """One more environment; allocates nothing."""
+        made = RemoteEpisode(self)
+        self._made.append(made)
+        return made
+
+    def __enter__(self) -> RemoteEpisodes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def batch(
+        self,
+        size: int,
+        *,
+        group_size: int = 1,
+        first_row: int = 0,
+        reserve: Callable[[int], Reservation] | None = None,
+    ) -> Iterator[None]:
+        """What is reset in this block is one batch of `size` episodes, all of them live at once or none.
+
+        Nothing is reserved before the first reset, and nothing is left open or reserved after the block. `first_row` is
+        the batch's first row among those of all processes, `reserve` asks for places in another way than this pool's.
+        """
+        run, number = self.pool.run_id, self._batches
+
+        def group_of(row: int) -> str:
+            return f"{run[:40]}-b{number}-g{(first_row + row) // group_size}"
+
+        self._batch = _Batch(size, reserve or self.reserve, group_of)
+        try:
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            self._end_batch()
+
+    def reserve(self, count: int) -> Reservation:
+        """Places for `count` episodes, all or nothing.
+
+        Raises CapacityError: at once when the first batch can never be live together, later only after `wait_seconds`,
+        since a worker that ran before may come back.
+        """
+        ends = time.monotonic() + self._wait_seconds
+        while True:
+            try:
+                reservation = self.pool.reserve(count, wait_seconds=self._wait_seconds)
+            except CapacityError:
+                if not self._reserved_before or time.monotonic() >= ends:
+                    raise
+                time.sleep(min(1.0, self._wait_seconds))
+            else:
+                self._reserved_before = True
+                return reservation
+
+    def cancel(self) -> None:
+        """Ask for the end of every episode that still runs; does not wait, does not raise."""
+        try:
+            for environment in self._made:
+                environment._cancel()
+        except FarmError as error:  # of one are of all: Redis is away, and each try takes ten seconds
+            logger.error("episodes not cancelled, they end as trainer_lost when this process has gone: %s", error)
+
+    def close(self) -> None:
+        """End every episode begun here, wait until their sandboxes are settled, give back what is reserved.
+
+        Can be called again. Never raises: what could not be closed is logged.
+        """
+        self._end_batch()
+        self.cancel()
+        budgets = self.pool.settings.budgets
+        ends = time.monotonic() + budgets.cleanup_seconds + budgets.message_seconds + _CLOSE_MARGIN_SECONDS
+        for environment in self._made:
+            episode, environment._episode = environment._episode, None
+            if episode is None or environment._reward is not None:
+                continue
+            try:
+                episode.wait(timeout_seconds=max(0.1, ends - time.monotonic()))
+            except TimeoutError as error:
+                logger.error("still open: %s; look at: rollout-farm status", error)
+            except FarmError as error:
+                logger.error("not seen to end: %s", error)
+                return
+
+    def _submit(self, task: Task) -> Episode:
+        batch = self._current_batch()
+        if batch is None:
+            return self.pool.submit(task)
+        if batch.placed == 0:
+            self._batches += 1
+            if batch.reserve is not None:
+                batch.reservation = batch.reserve(batch.size)
+            batch.watch = threading.Timer(self._start_seconds, self._give_up_unstarted, [batch])
+            batch.watch.daemon = True
+            batch.watch.start()
+        episode = self.pool.submit(task, group_id=batch.group_of(batch.placed), reservation=batch.reservation)
+        batch.placed += 1
+        batch.episodes.append(episode)
+        return episode
+
+    def _current_batch(self) -> _Batch | None:
+        full = self._batch is not None and self._batch.placed >= self._batch.size
+        if self._batch_size is not None and (self._batch is None or full):
+            self._end_batch()
+            self._batch = _Batch(self._batch_size, self.reserve)
+        return self._batch
+
+    def _end_batch(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
+        if batch.watch is not None:
+            batch.watch.cancel()
+        if batch.reservation is not None:
+            try:
+                batch.reservation.release()
+            except Exception as error:  # noqa: BLE001 - on the way out: it expires by itself
+                logger.error("reservation not given back, it expires by itself: %s", error)
+
+    def _give_up_unstarted(self, batch: _Batch) -> None:
+        """End what no worker took: its trainer would wait for ever."""
+        try:
+            for episode in batch.episodes:
+                row = self.pool.ledger.row(episode.episode_id)
+                if row is not None and row.state is EpisodeState.QUEUED:
+                    self.unstarted.add(episode.episode_id)
+                    episode.cancel()
+        except Exception as error:  # noqa: BLE001 - a thread's outermost loop
+            logger.error("could not look for episodes that no worker took: %s", error)
+
+
+def task_of(column: str | Mapping[str, Any] | None) -> Task:
+    """The task that a dataset's `task` column holds; raises TaskError that says how to write it."""
+    if isinstance(column, str):
+        try:
+            column = json.loads(column)
+        except ValueError as error:
+            raise TaskError([f"task column: is not JSON ({error}); write it with json.dumps(task)"]) from None
+    if not isinstance(column, Mapping):
+        raise TaskError([f"task column: holds {type(column).__name__}, not a task; write it with json.dumps(task)"])
+    return parse_task(dict(column))
+
+
+def aborted_outcome(environment: RemoteEpisode) -> Outcome | None:
+    """How this environment's episode was aborted; None when it was not."""
+    return environment._failure.outcome if isinstance(environment._failure, EpisodeAborted) else None
+
+
+def _says_something(prompt: Any) -> bool:
+    """Whether the row has a prompt; TRL puts one with an empty message where there is none."""
+    if isinstance(prompt, str):
+        return bool(prompt)
+    return bool(prompt) and any(message.get("content") for message in prompt if isinstance(message, Mapping))

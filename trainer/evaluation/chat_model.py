@@ -1,0 +1,202 @@
+"""A Transformers model as an evaluation's policy: a chat template with tools, many episodes a batch; needs torch.
+
+What always holds: an episode is one growing list of token ids, as in training; what the model wrote is never rendered
+again, and a tool's result is appended as TRL appends it. Weights are read once and change nothing here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import get_json_schema
+from trl.chat_template_utils import parse_response
+
+from orchestrator.errors import FarmError
+from orchestrator.tasks import Task
+from trainer.evaluation.chat_template import ChatTemplate, prepare_tokenizer
+from trainer.evaluation.identity import Sampling, Subject, text_digest
+from trainer.evaluation.policies import ToolCall
+from trainer.evaluation.results import Usage
+from trainer.evaluation.seeded_sampling import processors
+
+_FILES = ("*.safetensors", "*.bin", "config.json", "generation_config.json", "tokenizer*", "chat_template*", "vocab*")
+"""What of a checkpoint decides how it answers; optimizer states and logs do not."""
+
+_TURN_SEEDS = 0x9E3779B97F4A7C15
+"""Odd and far from round: the seeds of an episode's turns meet no other episode's."""
+
+
+@dataclass
+class Conversation:
+    """One episode as the model sees it."""
+
+    seed: int
+    ids: list[int]
+    prompt_tokens: int
+    turns: int = 0
+    completion_tokens: int = 0
+
+    def spent(self) -> int:
+        """Tokens after the prompt, observations included."""
+        return len(self.ids) - self.prompt_tokens
+
+
+class ChatModel:
+    """Samples tool calls from a model; a `Policy` of the evaluation."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        *,
+        tools: Sequence[Callable[..., str]],
+        system_prompt: str | None = None,
+        batch: int = 16,
+    ) -> None:
+        model.train(mode=False)
+        self._model = model
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._tools: list[Any] = list(tools)
+        self._system = system_prompt
+        self._batch = batch
+        self._template = ChatTemplate(tokenizer)
+        self._context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
+        self._stops = _stop_tokens(model, tokenizer)
+
+    @property
+    def tools_digest(self) -> str:
+        """SHA-256 of the tool descriptions that the model is shown."""
+        return text_digest(json.dumps([get_json_schema(tool) for tool in self._tools], sort_keys=True))
+
+    def begin(self, task: Task, seed: int) -> Conversation:
+        """The prompt, rendered with the tools; raises FarmError when it leaves no room to answer."""
+        messages = [{"role": "system", "content": self._system}] if self._system else []
+        ids = self._template.prompt([*messages, {"role": "user", "content": task.prompt}], self._tools)
+        if len(ids) >= self._context:
+            raise FarmError(f"{task.id}: the prompt has {len(ids)} tokens and the model takes {self._context}")
+        return Conversation(seed, ids, len(ids))
+
+    def respond(self, conversations: Sequence[Conversation]) -> list[list[ToolCall]]:
+        """The next turn of each, sampled in batches; longest first, so that a batch pads little."""
+        order = sorted(range(len(conversations)), key=lambda row: -len(conversations[row].ids))
+        turns: dict[int, list[ToolCall]] = {}
+        for begin in range(0, len(order), self._batch):
+            rows = order[begin : begin + self._batch]
+            for row, ids in zip(rows, self._generate([conversations[row] for row in rows]), strict=True):
+                turns[row] = self._take(conversations[row], ids)
+        return [turns[row] for row in range(len(conversations))]
+
+    def observe(self, conversation: Conversation, results: Sequence[tuple[str, str]]) -> bool:
+        """Append what the tools gave; False when it does not fit or the turns are used up, as in training."""
+        suffix = self._template.tool_suffix(results)
+        fits = conversation.spent() + len(suffix) < self._sampling.max_completion_tokens
+        if not fits or len(conversation.ids) + len(suffix) >= self._context:
+            return False
+        conversation.ids += suffix
+        return conversation.turns < self._sampling.max_turns
+
+    def usage(self, conversation: Conversation) -> Usage:
+        """Turns and tokens."""
+        return Usage(
+            turns=conversation.turns,
+            prompt_tokens=conversation.prompt_tokens,
+            completion_tokens=conversation.completion_tokens,
+        )
+
+    def _take(self, conversation: Conversation, ids: list[int]) -> list[ToolCall]:
+        ids = ids[: self._left(conversation)]
+        parsed = parse_response(self._tokenizer, ids, prefix=conversation.ids, tools=self._tools) if ids else {}
+        conversation.ids += ids
+        conversation.turns += 1
+        conversation.completion_tokens += len(ids)
+        calls = [call["function"] for call in parsed.get("tool_calls") or [] if call.get("type") == "function"]
+        return [ToolCall(call["name"], dict(call["arguments"])) for call in calls]
+
+    def _left(self, conversation: Conversation) -> int:
+        budget = self._sampling.max_completion_tokens - conversation.spent()
+        return max(1, min(budget, self._context - len(conversation.ids)))
+
+    def _generate(self, conversations: Sequence[Conversation]) -> list[list[int]]:
+        """The sampled ids of one turn a row, its stop token included."""
+        width = max(len(it.ids) for it in conversations)
+        padding, device = self._tokenizer.pad_token_id, self._model.device
+        padded = [[padding] * (width - len(it.ids)) + it.ids for it in conversations]
+        mask = [[0] * (width - len(it.ids)) + [1] * len(it.ids) for it in conversations]
+        seeds = [(it.seed + it.turns * _TURN_SEEDS) % 2**63 for it in conversations]
+        config = GenerationConfig(
+            do_sample=False,  # the processors sample
+            repetition_penalty=1.0,  # a checkpoint's own taste would make two models' sampling differ
+            max_new_tokens=max(self._left(it) for it in conversations),
+            pad_token_id=padding,
+            eos_token_id=list(self._stops),
+            suppress_tokens=self._model.generation_config.suppress_tokens,
+            disable_compile=True,
+        )
+        with torch.no_grad():
+            answer = self._model.generate(
+                input_ids=torch.tensor(padded, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                generation_config=config,
+                logits_processor=processors(self._sampling, seeds),
+            )
+        return [_until_stop(row, self._stops) for row in answer[:, width:].tolist()]
+
+
+def load_chat_model(
+    name: str, *, device: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Subject]:
+    """A model that can call tools, its tokenizer, and what identifies it.
+
+    Raises FarmError when there is no such model, or when its chat template or parser does not know tool calls.
+    """
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto" if place != "cpu" else torch.float32)
+        torch.nn.Module.to(model, place)  # transformers wraps its own in a way that types do not survive
+    except (OSError, ValueError, RuntimeError) as error:
+        raise FarmError(
+            f"--model {name}: cannot be loaded ({str(error).splitlines()[0]}); name a directory with a checkpoint and "
+            "its tokenizer, or a model id that this machine can reach"
+        ) from None
+    prepare_tokenizer(tokenizer, name)
+    subject = Subject(
+        kind="model",
+        name=name,
+        fingerprint=_fingerprint(name, model),
+        chat_template=text_digest(str(tokenizer.chat_template)),
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
+    return model, tokenizer, subject
+
+
+def _stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    declared = model.generation_config.eos_token_id
+    several = declared if isinstance(declared, list) else [declared]
+    return frozenset(token for token in [*several, tokenizer.eos_token_id] if token is not None)
+
+
+def _until_stop(ids: Sequence[int], stops: frozenset[int]) -> list[int]:
+    end = next((place + 1 for place, token in enumerate(ids) if token in stops), len(ids))
+    return list(ids[:end])
+
+
+def _fingerprint(name: str, model: PreTrainedModel) -> str:
+    directory = Path(name)
+    if not directory.is_dir():
+        return text_digest(f"{name}@{getattr(model.config, '_commit_hash', None)}")
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in _FILES for path in directory.glob(pattern) if path.is_file()}):
+        digest.update(path.name.encode() + b"\0")
+        with path.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()

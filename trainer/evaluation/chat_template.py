@@ -1,0 +1,88 @@
+"""From messages to token ids, as TRL's trainer does it: the prompt once, then each turn's tool results after it.
+
+What always holds: what was rendered stays as it was; a template that would render it otherwise once more is known is
+replaced by TRL's training form of it, or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from transformers import PreTrainedTokenizerBase
+from trl.chat_template_utils import (
+    add_response_schema,
+    get_training_chat_template,
+    is_chat_template_prefix_preserving,
+    supports_tool_calling,
+)
+
+from orchestrator.errors import FarmError
+
+
+def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Make the tokenizer ready to render and parse tool calls; raises FarmError, naming the model, when it cannot."""
+    if not supports_tool_calling(tokenizer):
+        raise FarmError(
+            f"--model {name}: its chat template does not render tool calls and their results; choose a model made for "
+            "tool calling, such as Qwen3"
+        )
+    if getattr(tokenizer, "response_template", None) is None and getattr(tokenizer, "response_schema", None) is None:
+        try:
+            add_response_schema(tokenizer)
+        except ValueError:
+            raise FarmError(
+                f"--model {name}: nothing here can read tool calls from its answers; choose a model whose chat "
+                "template TRL knows, or save a response_template with its tokenizer"
+            ) from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+
+
+class ChatTemplate:
+    """A tokenizer's chat template in the form that can be continued turn by turn."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._text: str | None = None
+        if not is_chat_template_prefix_preserving(tokenizer):
+            try:
+                self._text = str(get_training_chat_template(tokenizer))
+            except ValueError as error:
+                raise FarmError(f"this model's chat template cannot be continued turn by turn: {error}") from None
+
+    def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[Callable[..., str]]) -> list[int]:
+        """The messages with the tools' descriptions, up to where the model answers."""
+        return self._render(messages, answer=True, tools=tools)
+
+    def tool_suffix(self, results: Sequence[tuple[str, str]]) -> list[int]:
+        """What (tool, text) results and the next turn's header add to a conversation that called a tool.
+
+        What the template renders after the last stop token, mostly a newline, is never sampled and comes with it.
+        """
+        call = {"type": "function", "function": {"name": results[0][0], "arguments": {}}}
+        called: list[dict[str, Any]] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        told = [{"role": "tool", "name": name, "content": text} for name, text in results]
+        before = self._render(called, answer=False)
+        if (stop := self._tokenizer.eos_token_id) in before:
+            before = before[: len(before) - before[::-1].index(stop)]
+        after = self._render(called + told, answer=True)
+        if after[: len(before)] != before:
+            raise FarmError("this chat template renders a call differently once its result is known; use another model")
+        return after[len(before) :]
+
+    def _render(
+        self, messages: Sequence[dict[str, Any]], *, answer: bool, tools: Sequence[Callable[..., str]] | None = None
+    ) -> list[int]:
+        ids = self._tokenizer.apply_chat_template(
+            list(messages),
+            tools=list(tools) if tools else None,
+            chat_template=self._text,
+            add_generation_prompt=answer,
+            tokenize=True,
+            return_dict=False,
+        )
+        return cast("list[int]", ids)

@@ -1,0 +1,278 @@
+"""Running an evaluation's episodes: which are left, and many of them live at once on the farm.
+
+What always holds: the policy is asked in one thread, in batches of whatever episodes wait for it, while the others'
+commands run; every episode that began here has ended or is cancelled when `collect` returns or raises; a result is kept
+only of an episode with a receipt, and one that we cancelled ourselves gives none.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from orchestrator.episodes import Episode
+from orchestrator.errors import CommandTooLarge, EpisodeAborted, EpisodeClosed, FarmError
+from orchestrator.pool import Pool
+from orchestrator.tasks import Task
+from orchestrator.vocabulary import Outcome
+from trainer.evaluation.identity import Identity
+from trainer.evaluation.policies import Policy, ToolCall
+from trainer.evaluation.results import EpisodeResult
+
+logger = logging.getLogger(__name__)
+
+C = TypeVar("C")
+
+_LOOK_SECONDS = 1.0
+"""How often a wait looks whether the farm is still there."""
+
+_INTERRUPTED = frozenset({Outcome.CANCELLED, Outcome.TRAINER_LOST})
+"""How an episode ends whose evaluation was interrupted: not the farm's failure."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One episode to run: the task by its place, the sample, and how often it was run before."""
+
+    task: int
+    sample: int
+    retry: int
+
+
+def plan(identity: Identity, results: Sequence[EpisodeResult], *, retry_failed: bool) -> list[Planned]:
+    """What is left to run, tasks in turn so that an interrupted evaluation has something of each.
+
+    An episode that has a result is not run again, unless it failed and `retry_failed` asks for it.
+    """
+    newest: dict[tuple[int, int], EpisodeResult] = {}
+    for result in results:
+        held = newest.get((result.task, result.sample))
+        if held is None or result.retry > held.retry:
+            newest[result.task, result.sample] = result
+    left = []
+    for sample in range(identity.episodes):
+        for task in range(len(identity.tasks)):
+            ended = newest.get((task, sample))
+            if ended is None:
+                left.append(Planned(task, sample, 0))
+            elif ended.reward is None and retry_failed:
+                left.append(Planned(task, sample, ended.retry + 1))
+    return left
+
+
+@dataclass
+class _Live(Generic[C]):
+    """An episode that runs, its policy's side of it, and what its last turn's calls gave."""
+
+    planned: Planned
+    episode: Episode
+    conversation: C
+    observed: list[tuple[str, str]] = field(default_factory=list)
+    waiting_since: float = 0.0
+    generation_seconds: float = 0.0
+
+
+class Collector(Generic[C]):
+    """Runs episodes of one evaluation; `keep` takes each result in the calling thread, as it comes."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        identity: Identity,
+        tasks: Sequence[Task],
+        policy: Policy[C],
+        *,
+        keep: Callable[[EpisodeResult], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._pool = pool
+        self._identity = identity
+        self._tasks = tasks
+        self._policy = policy
+        self._keep = keep
+        self._check = check
+        self._events: queue.SimpleQueue[_Live[C] | EpisodeResult | BaseException] = queue.SimpleQueue()
+        self._live: dict[str, _Live[C]] = {}
+        self._stopping = False
+
+    def collect(self, planned: Sequence[Planned], *, parallel: int) -> None:
+        """Run them all, at most `parallel` at once; raises what failed on the way, after cancelling the rest."""
+        todo = deque(planned)
+        running = 0
+        threads = ThreadPoolExecutor(parallel, thread_name_prefix="evaluation")
+        try:
+            while todo or running:
+                while todo and running < parallel:
+                    self._begin(threads, todo.popleft())
+                    running += 1
+                asking = []
+                for event in self._wait():
+                    if isinstance(event, BaseException):
+                        raise event
+                    if isinstance(event, EpisodeResult):
+                        running -= 1
+                        self._keep(event)
+                    elif not event.observed or self._policy.observe(event.conversation, event.observed):
+                        asking.append(event)
+                    else:
+                        threads.submit(self._guarded, self._end, event)
+                if asking:
+                    for live, calls in zip(asking, self._ask(asking), strict=True):
+                        threads.submit(self._guarded, self._act, live, calls)
+        finally:
+            self._stop(threads)
+
+    def _begin(self, threads: ThreadPoolExecutor, planned: Planned) -> None:
+        seed = self._identity.episode_seed(planned.task, planned.sample)
+        conversation = self._policy.begin(self._tasks[planned.task], seed)
+        threads.submit(self._guarded, self._start, planned, conversation)
+
+    def _wait(self) -> list[_Live[C] | EpisodeResult | BaseException]:
+        """At least one event, and all others that are there already."""
+        events: list[_Live[C] | EpisodeResult | BaseException] = []
+        while not events:
+            try:
+                events.append(self._events.get(timeout=_LOOK_SECONDS))
+            except queue.Empty:
+                self._check()
+        while not self._events.empty():
+            events.append(self._events.get())
+        return events
+
+    def _ask(self, asking: Sequence[_Live[C]]) -> list[list[ToolCall]]:
+        turns = self._policy.respond([live.conversation for live in asking])
+        now = time.monotonic()
+        for live in asking:
+            live.generation_seconds += now - live.waiting_since
+        return turns
+
+    def _stop(self, threads: ThreadPoolExecutor) -> None:
+        """Cancel what still runs and wait for it; results that came meanwhile are kept."""
+        self._stopping = True
+        for live in list(self._live.values()):
+            _cancel(live.episode)
+        threads.shutdown(cancel_futures=True)  # calls on their way return as soon as their episode has ended
+        while not self._events.empty():
+            event = self._events.get()
+            if isinstance(event, EpisodeResult) and event.outcome not in _INTERRUPTED:
+                self._keep(event)
+        for live in self._live.values():
+            try:
+                live.episode.close()
+            except FarmError as error:
+                logger.error("not closed: %s", error, extra={"episode": live.episode.episode_id})
+
+    # in the threads
+
+    def _guarded(self, step: Callable[..., _Live[C] | EpisodeResult], *arguments: object) -> None:
+        try:
+            event: _Live[C] | EpisodeResult | BaseException = step(*arguments)
+        except BaseException as error:  # noqa: BLE001 - handed to the collecting thread
+            event = error
+        if isinstance(event, _Live):
+            event.waiting_since = time.monotonic()
+        self._events.put(event)
+
+    def _start(self, planned: Planned, conversation: C) -> _Live[C] | EpisodeResult:
+        while (left := self._left_behind(planned)) is not None:
+            if isinstance(left, EpisodeResult):
+                return left
+            planned = left
+        episode = self._pool.submit(
+            self._tasks[planned.task],
+            episode_id=self._identity.episode_id(planned.task, planned.sample, planned.retry),
+            group_id=f"{self._identity.run_id}-{planned.task}",
+            budgets=self._identity.budgets,
+        )
+        live = _Live(planned, episode, conversation)
+        self._live[episode.episode_id] = live
+        if self._stopping:  # the others were cancelled before this one was known
+            _cancel(episode)
+        try:
+            episode.reset()
+        except (EpisodeAborted, EpisodeClosed):
+            return self._end(live)
+        return live
+
+    def _left_behind(self, planned: Planned) -> EpisodeResult | Planned | None:
+        """What an interrupted evaluation left of this episode: its result, the next one to run instead, or nothing."""
+        episode_id = self._identity.episode_id(planned.task, planned.sample, planned.retry)
+        if not self._pool.ledger.knows(episode_id):
+            return None
+        if self._pool.ledger.receipt(episode_id) is None:
+            logger.info("ending what an interrupted evaluation left", extra={"episode": episode_id})
+            self._pool.submit(self._tasks[planned.task], episode_id=episode_id).close()
+        settled = self._pool.ledger.receipt(episode_id)
+        if settled is None:
+            raise FarmError(f"{episode_id} has a row and no receipt: look at rollout-farm status")
+        if settled.receipt.outcome in _INTERRUPTED:
+            return Planned(planned.task, planned.sample, planned.retry + 1)
+        return EpisodeResult.of(settled, None, task=planned.task, sample=planned.sample, retry=planned.retry)
+
+    def _act(self, live: _Live[C], calls: Sequence[ToolCall]) -> _Live[C] | EpisodeResult:
+        if not calls:
+            return self._end(live)
+        live.observed = []
+        for call in calls:
+            try:
+                live.observed.append((call.name, _perform(live.episode, call)))
+            except (EpisodeAborted, EpisodeClosed):
+                return self._end(live)
+            if call.name == "submit" and not call.arguments:
+                return self._end(live)
+        return live
+
+    def _end(self, live: _Live[C]) -> EpisodeResult:
+        """Collect the reward; without a submission a healthy episode ends at zero here."""
+        try:
+            live.episode.reward()
+        except EpisodeAborted as error:
+            logger.warning("no score: %s", error, extra={"episode": live.episode.episode_id})
+        settled = self._pool.ledger.receipt(live.episode.episode_id)
+        assert settled is not None, "reward() returns or raises after the receipt"
+        usage = self._policy.usage(live.conversation).model_copy(update={"generation_seconds": live.generation_seconds})
+        del self._live[live.episode.episode_id]
+        where = live.planned
+        return EpisodeResult.of(settled, usage, task=where.task, sample=where.sample, retry=where.retry)
+
+
+def _cancel(episode: Episode) -> None:
+    try:
+        episode.cancel()
+    except FarmError as error:
+        logger.error("not cancelled: %s", error, extra={"episode": episode.episode_id})
+
+
+def _perform(episode: Episode, call: ToolCall) -> str:
+    """What the model is shown of one call; what it got wrong is text for it, in TRL's words."""
+    try:
+        if call.name == "terminal":
+            return str(episode.terminal(**_only_command(call)))
+        if call.name == "submit":
+            if call.arguments:
+                raise _WrongCall(f"submit() takes no arguments, got {', '.join(map(str, call.arguments))}")
+            return episode.submit()
+        raise _WrongCall(f"Tool {call.name} not found.")
+    except (_WrongCall, CommandTooLarge) as error:
+        return str({"error": str(error)})
+
+
+class _WrongCall(Exception):
+    """A tool that is not there, or arguments that it does not take."""
+
+
+def _only_command(call: ToolCall) -> dict[str, str]:
+    command = call.arguments.get("command")
+    if set(call.arguments) != {"command"} or not isinstance(command, str):
+        raise _WrongCall("terminal() takes one argument, command, which is text")
+    try:
+        command.encode()
+    except UnicodeEncodeError:
+        raise _WrongCall("the command holds a lone surrogate, which UTF-8 cannot carry") from None
+    return {"command": command}

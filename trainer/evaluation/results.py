@@ -1,0 +1,206 @@
+"""What came of each episode of an evaluation, and the file that keeps it.
+
+    <directory>/results.jsonl   first line {"identity": ...}, then one result a line, each written when it is known
+
+What always holds: a file has one identity, and one writer at a time; a line that a crash cut short is dropped and its
+episode counts as not run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from orchestrator.errors import FarmError
+from orchestrator.records import SettledReceipt
+from orchestrator.vocabulary import Outcome, Phase
+from trainer.evaluation.identity import Identity, differences
+
+RESULTS = "results.jsonl"
+
+
+class Usage(BaseModel):
+    """What a policy spent on one episode; tokens are 0 for a script."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    turns: int
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    """Generated ones; observations are not among them."""
+    generation_seconds: float = 0.0
+    """Time in which the episode waited for the model, its batch's neighbours included."""
+
+
+class EpisodeResult(BaseModel):
+    """One episode of an evaluation: a reward, or none and an infrastructure failure. Seconds, pico-dollars."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: int
+    """Its place in the identity's tasks."""
+    task_id: str
+    sample: int
+    retry: int
+    episode_id: str
+    outcome: Outcome
+    reward: float | None
+    detail: str | None = None
+    queue_seconds: float
+    """Until a slot took it and it had its permit."""
+    episode_seconds: float
+    """From there to its receipt."""
+    tool_calls: int
+    usage: Usage | None
+    """None when the result was taken from a receipt that an interrupted evaluation left."""
+    cost_picousd: int
+    resources: tuple[str, ...]
+    """The sandboxes that it had, such as `policy 2 vCPU 512 MiB`."""
+
+    @property
+    def solved(self) -> bool:
+        """Whether the episode has the full reward."""
+        return self.outcome is Outcome.SOLVED
+
+    @classmethod
+    def of(cls, settled: SettledReceipt, usage: Usage | None, *, task: int, sample: int, retry: int) -> EpisodeResult:
+        """The result that a receipt tells."""
+        receipt = settled.receipt
+        waited = sum(receipt.phases.get(phase, 0.0) for phase in (Phase.QUEUE, Phase.ADMISSION))
+        sizes = {f"{row.role} {row.vcpus} vCPU {row.memory_mb} MiB" for row in settled.allocations if row.vcpus}
+        return cls(
+            task=task,
+            task_id=receipt.task_id,
+            sample=sample,
+            retry=retry,
+            episode_id=receipt.episode_id,
+            outcome=receipt.outcome,
+            reward=receipt.reward,
+            detail=receipt.detail,
+            queue_seconds=waited,
+            episode_seconds=max(0.0, receipt.finished_at - receipt.queued_at - waited),
+            tool_calls=sum(1 for step in receipt.operations if step.name == "terminal"),
+            usage=usage,
+            cost_picousd=settled.cost_picousd,
+            resources=tuple(sorted(sizes)),
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation as its file tells it."""
+
+    identity: Identity
+    results: tuple[EpisodeResult, ...]
+
+    def missing(self) -> int:
+        """How many episodes have neither a score nor a failure yet."""
+        ended = {(result.task, result.sample) for result in self.results}
+        return len(self.identity.tasks) * self.identity.episodes - len(ended)
+
+
+class ResultsFile:
+    """The results of one evaluation, open for writing. Use as a context manager."""
+
+    def __init__(self, directory: Path, identity: Identity) -> None:
+        self.path = directory / RESULTS
+        self.identity = identity
+        self.results: list[EpisodeResult] = []
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        """Open or go on; raises FarmError when another process writes, or when the file is of another evaluation."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise FarmError(f"{self.path}: cannot be written: {error.strerror}; choose another --output") from None
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, result: EpisodeResult) -> None:
+        """Keep one result, on disk when this returns."""
+        self.results.append(result)
+        self._write(result.model_dump(mode="json"))
+
+    def close(self) -> None:
+        """Let go of the file. Can be called again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _begin(self) -> None:
+        assert self._descriptor is not None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FarmError(
+                f"{self.path}: another process is writing it; wait for it, or choose another --output"
+            ) from None
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        os.ftruncate(self._descriptor, whole)
+        if not whole:
+            self._write({"identity": self.identity.model_dump(mode="json")})
+            return
+        found = _parse(self.path, content[:whole])
+        if (there := found.identity) != self.identity:
+            what = [*_subject_differences(there, self.identity), *differences(there, self.identity)]
+            raise FarmError(
+                f"{self.path} belongs to another evaluation: {'; '.join(what)}. Go on with what it was started with, "
+                "or choose another --output"
+            )
+        self.results = list(found.results)
+
+    def _write(self, body: dict[str, Any]) -> None:
+        assert self._descriptor is not None
+        os.write(self._descriptor, json.dumps(body).encode() + b"\n")
+        os.fsync(self._descriptor)
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """The evaluation that a directory or a results file holds; raises FarmError when it is none."""
+    file = path / RESULTS if path.is_dir() else path
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise FarmError(f"{file}: {error.strerror}; name the --output directory of a `rollout-farm evaluate`") from None
+    return _parse(file, content[: content.rfind(b"\n") + 1])
+
+
+def _parse(path: Path, content: bytes) -> Evaluation:
+    lines = content.splitlines()
+    if not lines:
+        raise FarmError(f"{path}: is empty; run the evaluation again")
+    number = 1
+    try:
+        identity = Identity.model_validate(json.loads(lines[0])["identity"])
+        results = []
+        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - named by the error below
+            results.append(EpisodeResult.model_validate_json(line))
+    except (ValueError, KeyError, TypeError, ValidationError):
+        raise FarmError(f"{path}:{number}: is no line of an evaluation; move the file away and run it again") from None
+    return Evaluation(identity, tuple(results))
+
+
+def _subject_differences(first: Identity, second: Identity) -> Sequence[str]:
+    ours, theirs = first.subject.model_dump(), second.subject.model_dump()
+    found = [f"{name}: {ours[name]} and {theirs[name]}" for name in ours if ours[name] != theirs[name]]
+    return found + ([f"label: {first.label!r} and {second.label!r}"] if first.label != second.label else [])

@@ -1,0 +1,201 @@
+"""TRL's GRPOTrainer with the episodes of a batch in parallel; everything else of it stays TRL's.
+
+TRL calls tools, and collects rewards, one row after another: with 8 episodes a generation step takes 8 times as long
+as one episode. Two ways lead out. `rollout_func` is public, but it is called with prompts alone, and has to do again
+what TRL does well: sampling with the trainer's own settings, parsing, templates that preserve prefixes, truncation,
+masks, logprobs, vLLM. The other is one override of the private `_tool_call_loop`, which this is: it starts the pending
+calls of all rows when TRL asks for the first, and collects all rewards when TRL's loop has ended, so that TRL's serial
+`get_reward` calls find them there. Ids, masks, rewards and logs are TRL's own, token by token. The price is one
+private seam: two names of TRL's, in `seam_problem`, looked at when a trainer is made and pinned by a test.
+
+What always holds: a batch has its places reserved before it starts, over all processes in one reservation; what was
+aborted is never a zero: it ends the run, or it is masked out and counted; all processes decide the same; when `train`
+returns or raises, every episode is closed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import trl
+from trl import GRPOTrainer
+
+from orchestrator.errors import EpisodeAborted, FarmError
+from orchestrator.farm import open_farm
+from orchestrator.pool import Reservation
+from orchestrator.vocabulary import Outcome
+from trainer.environment import RemoteEpisode, RemoteEpisodes, aborted_outcome
+from trainer.groups import SURVIVORS, judge
+from trainer.processes import gathered, the_first_does
+from trainer.tool_calls import ToolCalls
+
+_LOOP = "_tool_call_loop"
+_TOOLS = "_sync_tool_dicts"
+_EMPTY_BATCHES = 3
+"""Generation batches in a row without any score: no longer an episode's bad luck."""
+
+
+def seam_problem(base: type[Any] = GRPOTrainer) -> str | None:
+    """What is no longer so in TRL that this trainer builds on; None when it is all there."""
+    moved = f"TRL {trl.__version__} has moved what parallel rollouts build on"
+    advice = "install trl>=1.16,<1.17, or use trl.GRPOTrainer (episodes one after another)"
+    loop = getattr(base, _LOOP, None)
+    if loop is None:
+        return f"{moved}: GRPOTrainer.{_LOOP} is gone; {advice}"
+    missing = {"completions"} - set(inspect.signature(loop).parameters)
+    if missing:
+        return f"{moved}: GRPOTrainer.{_LOOP} has no parameter {sorted(missing)}; {advice}"
+    if _TOOLS not in inspect.getsource(loop):
+        return f"{moved}: GRPOTrainer.{_LOOP} does not take its tools from {_TOOLS}; {advice}"
+    return None
+
+
+class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL is not checked
+    """GRPOTrainer whose `environment_factory` is a RemoteEpisodes."""
+
+    def __init__(self, *args: Any, environment_factory: RemoteEpisodes, **options: Any) -> None:
+        if problem := seam_problem():
+            raise FarmError(problem)
+        if not isinstance(environment_factory, RemoteEpisodes):
+            raise FarmError("environment_factory has to be a RemoteEpisodes(pool); other environments: trl.GRPOTrainer")
+        self._episodes = environment_factory
+        self._tally: dict[str, Counter[str]] = {"train": Counter(), "eval": Counter()}
+        self._empty_batches = 0
+        super().__init__(*args, environment_factory=environment_factory, **options)
+        logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
+
+    def train(self, *args: Any, **options: Any) -> Any:
+        """TRL's `train`; closes every episode on the way out."""
+        try:
+            return super().train(*args, **options)
+        finally:
+            self._episodes.close()
+
+    def training_step(self, model: Any, inputs: Sequence[Any], num_items_in_batch: Any = None) -> Any:
+        """TRL's step; what it generates is one batch of the farm."""
+        with self._batch(len(inputs), self.num_generations):
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    def prediction_step(self, model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
+        """TRL's step; what it generates is one batch of the farm."""
+        with self._batch(len(inputs), self.num_generations_eval):
+            return super().prediction_step(model, inputs, *args, **options)
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """TRL's logs with the farm's counts since the last ones."""
+        mode = self._mode()
+        prefix = "eval_" if mode == "eval" else ""
+        logs.update({prefix + name: value for name, value in self._tally[mode].items()})
+        self._tally[mode].clear()
+        super().log(logs, *args, **options)
+
+    def _tool_call_loop(self, *args: Any, **options: Any) -> Any:
+        loop = super()._tool_call_loop
+        completions = inspect.signature(loop).bind(*args, **options).arguments["completions"]
+        serial: list[dict[str, Any]] = getattr(self, _TOOLS)
+        with self._threads(len(serial)) as executor:
+            setattr(self, _TOOLS, ToolCalls(completions, serial, executor).tools)
+            try:
+                tool_mask, *rest = loop(*args, **options)
+            finally:
+                setattr(self, _TOOLS, serial)
+            list(executor.map(RemoteEpisode._collect, self.environments))
+        return self._without_aborted(tool_mask), *rest
+
+    def _without_aborted(self, tool_mask: list[list[int]]) -> list[list[int]]:
+        """The masks with those of excluded rows zeroed; raises in all processes alike."""
+        environments: list[RemoteEpisode] = self.environments
+        mine = [_collected(environment) for environment in environments]
+        rows = gathered(mine)
+        for _, outcome, problem in rows:
+            if problem is not None and outcome is None:
+                raise next(filter(_is_fatal, (it._failure for it in environments)), None) or FarmError(problem)
+            if problem is not None and outcome is not None and self._episodes.on_abort == "raise":
+                raise EpisodeAborted(outcome, f"{problem}; on_abort='exclude' goes on without such episodes")
+        mode = self._mode()
+        judgement = judge(
+            [reward for reward, _, _ in rows],
+            [outcome for _, outcome, _ in rows],
+            group_size=self.num_generations if mode == "train" else self.num_generations_eval,
+            survivors=SURVIVORS if mode == "train" else 1,
+        )
+        self._tally[mode].update(judgement.counts)
+        self._empty_batches = self._empty_batches + 1 if all(judgement.excluded) else 0
+        if self._empty_batches == _EMPTY_BATCHES:
+            outcome, problem = next((outcome, problem) for _, outcome, problem in rows if outcome is not None)
+            raise EpisodeAborted(outcome, f"{problem}; {_EMPTY_BATCHES} batches in a row gave nothing to train on")
+        first = self.accelerator.process_index * len(environments)
+        excluded = judgement.excluded[first : first + len(environments)]
+        for environment, out in zip(environments, excluded, strict=True):
+            environment._excluded = out
+        return [[0] * len(mask) if out else mask for mask, out in zip(tool_mask, excluded, strict=True)]
+
+    @contextmanager
+    def _batch(self, rows: int, group_size: int) -> Iterator[None]:
+        first = self.accelerator.process_index * rows
+        with self._episodes.batch(rows, group_size=group_size or 1, first_row=first, reserve=self._reserve):
+            yield
+
+    def _reserve(self, count: int) -> Reservation:
+        """One reservation for the batch of all processes: made by the first, known to all, or refused to all."""
+        total = sum(gathered([count]))
+        mine: list[Reservation] = []
+
+        def reserve() -> str:
+            mine.append(self._episodes.reserve(total))
+            return mine[0].reservation_id
+
+        shared = the_first_does(reserve)
+        if mine:
+            return mine[0]
+        return _Shared(shared, total, open_farm(self._episodes.pool.settings).limiter)
+
+    @contextmanager
+    def _threads(self, count: int) -> Iterator[ThreadPoolExecutor]:
+        """One thread an episode; when the block fails their episodes are cancelled, or they would be waited for."""
+        executor = ThreadPoolExecutor(max(1, count), thread_name_prefix="episode")
+        try:
+            yield executor
+        except BaseException:
+            self._episodes.cancel()
+            raise
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+
+_Row = tuple[float | None, Outcome | None, str | None]
+"""Reward, how it was aborted, what went wrong: what a process tells the others of one of its rows."""
+
+
+def _collected(environment: RemoteEpisode) -> _Row:
+    failure = environment._failure
+    if failure is None:
+        return environment._reward, None, None
+    episode = environment._episode.episode_id if environment._episode is not None else "no episode"
+    detail = failure.detail if isinstance(failure, EpisodeAborted) else str(failure)
+    return None, aborted_outcome(environment), f"{detail} ({episode})"
+
+
+def _not_the_whole_task(record: logging.LogRecord) -> bool:
+    """Keep out TRL's warning for a row without reward, which shows the task with what is held out; we count them."""
+    return not (isinstance(record.msg, str) and record.msg.startswith("All reward functions returned None"))
+
+
+def _is_fatal(failure: FarmError | None) -> bool:
+    return failure is not None and not isinstance(failure, EpisodeAborted)
+
+
+class _Shared(Reservation):
+    """A reservation that another process made and gives back."""
+
+    def release(self) -> None:
+        """Nothing: it is the other process's."""

@@ -1,0 +1,117 @@
+"""The files of one run: a line of numbers for each log of TRL's, and each receipt as it comes.
+
+What always holds: `metrics.jsonl` and `receipts.jsonl` are complete lines, appended as things happen, so an interrupted
+run keeps what it has; receipts are read from the run's own stream, whichever process drove the episode.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from transformers import TrainerCallback
+
+from orchestrator.connection import redis_border
+from orchestrator.errors import RedisUnavailable
+from orchestrator.finished import START, Finished
+from orchestrator.pool import Pool
+from orchestrator.records import SettledReceipt
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_SECONDS = 1.0
+"""How long one read of the stream waits: how soon the end of the run is noticed."""
+
+
+class ReceiptLog:
+    """Appends the run's receipts to a file from a thread of its own, while the block lasts."""
+
+    def __init__(self, pool: Pool, path: Path, on_receipt: Callable[[SettledReceipt], None]) -> None:
+        self.episode_ids: list[str] = []
+        """Of the run, in the order in which they ended."""
+        self._pool = pool
+        self._path = path
+        self._on_receipt = on_receipt
+        self._finished = Finished(pool.redis, pool.run_id)
+        self._position = START
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="receipts", daemon=True)
+
+    def __enter__(self) -> ReceiptLog:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def receipts(self) -> list[SettledReceipt]:
+        """All of them, with their sandboxes as they stand now."""
+        found = [redis_border(self._pool.ledger.receipt)(name) for name in self.episode_ids]
+        return [settled for settled in found if settled is not None]
+
+    def _follow(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._stop.is_set()  # looked at before the last read: what ended until then is in it
+            try:
+                self._read(0.001 if ended else _BLOCK_SECONDS)
+            except RedisUnavailable as error:
+                logger.warning("receipts not read: %s", error)
+                ended = self._stop.is_set()
+
+    def _read(self, seconds: float) -> None:
+        while entries := redis_border(self._finished.after)(self._position, seconds):
+            for position, episode_id in entries:
+                settled = redis_border(self._pool.ledger.receipt)(episode_id)
+                self._position = position
+                if settled is not None:
+                    self.episode_ids.append(episode_id)
+                    append(self._path, receipt_json(settled))
+                    self._on_receipt(settled)
+
+
+class MetricsLog(TrainerCallback):  # type: ignore[misc, unused-ignore] # transformers is not checked
+    """Appends TRL's logs to a file, in the first process only, and remembers the newest of each number."""
+
+    def __init__(self, path: Path, on_step: Callable[[int], None]) -> None:
+        self.newest: dict[str, float | None] = {}
+        self._path = path
+        self._on_step = on_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """TRL logged."""
+        numbers = {name: _finite(value) for name, value in (logs or {}).items()}
+        self.newest.update(numbers)
+        if state.is_world_process_zero:
+            append(self._path, {"step": state.global_step, "time": time.time(), **numbers})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The optimizer made a step."""
+        self._on_step(state.global_step)
+
+
+def receipt_json(settled: SettledReceipt) -> dict[str, Any]:
+    """One receipt with its sandboxes."""
+    body = settled.receipt.model_dump(mode="json")
+    return {**body, "allocations": [row.model_dump(mode="json") for row in settled.allocations]}
+
+
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """One line, whole."""
+    with path.open("a") as stream:
+        stream.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,54 @@
+"""What TRL's numbers tell: one sentence each, and what to look at first when there is nothing to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SIGNALS: Mapping[str, str] = {
+    "reward": "mean task score of the scored completions, from 0 to 1",
+    "reward_std": "spread of the scores; 0 means that all were alike",
+    "frac_reward_zero_std": "share of groups with identical rewards; they give GRPO no difference to learn from",
+    "tools/call_frequency": "tool calls per completion; 0 means that none of the model's calls was understood",
+    "tools/failure_frequency": "share of calls that raised; a command that failed in its shell is an observation",
+    "completions/mean_length": "tokens that the model wrote per completion, tool results not counted",
+    "completions/clipped_ratio": "share of completions cut off at the token limit, often before they submitted",
+    "loss": "what the optimizer saw; 0 can be right when every completion of a group has the same reward",
+    "train_loss": "mean of the losses of the run; 0 can be right, as for loss",
+    "grad_norm": "size of the update; 0 means that no weight moved",
+    "entropy": "how undecided the model is; close to 0 it explores no more",
+    "kl": "how far the model has moved from where it started",
+    "step_time": "seconds of a step, generation and episodes included",
+    "episodes/finished": "episodes that ended since the last line, with a score or without",
+    "episodes/aborted": "episodes that our side lost; never trained on, never a zero",
+    "episodes/excluded": "completions left out of the training data: the aborted ones and the rest of dropped groups",
+    "groups/dropped": "groups with fewer than two scored members, left out whole",
+    "groups/identical_rewards": "groups in which every score was the same",
+}
+"""By the name in the logs."""
+
+
+def told(logs: Mapping[str, float | None]) -> list[dict[str, object]]:
+    """The known signals in `logs` with what each tells, in the order above; then how episodes were aborted."""
+    found: list[dict[str, object]] = [
+        {"signal": name, "value": logs[name], "tells": tells} for name, tells in SIGNALS.items() if name in logs
+    ]
+    prefix = "episodes/aborted/"
+    for name in sorted(name for name in logs if name.startswith(prefix)):
+        found.append({"signal": name, "value": logs[name], "tells": f"of them: {name.removeprefix(prefix)}"})
+    return found
+
+
+def advice(logs: Mapping[str, float | None]) -> list[str]:
+    """What to look at, most basic first; empty when there was something to learn."""
+    found = []
+    if logs.get("tools/call_frequency") == 0:
+        found.append("no tool was called: see whether the model writes calls that its template's parser understands")
+    if (logs.get("completions/clipped_ratio") or 0) > 0.5:
+        found.append("most completions were cut off: raise --max-completion-length, or shorten the prompts")
+    if logs.get("reward") == 0:
+        found.append("every score is 0: look at the receipts' outcomes; not_submitted comes before wrong_answer")
+    if logs.get("frac_reward_zero_std") == 1:
+        found.append("no group has a difference to learn from: more --completions, or tasks of another difficulty")
+    if logs.get("episodes/aborted"):
+        found.append("episodes were aborted: rollout-farm status and the receipts say why")
+    return found

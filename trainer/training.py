@@ -1,0 +1,228 @@
+"""One training run, from a plan to a checkpoint: GRPO on the farm's episodes with TRL.
+
+What always holds: what is wrong with the plan is said before an episode starts; a run never mixes its files with an
+earlier one's unless it resumes it; however the run ends, its episodes are closed and what it had written is there.
+
+Under `accelerate launch` or `torchrun` every process calls `train`: the run is one, each process drives its own
+episodes, and the first one writes the files.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, PrinterCallback, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils.logging import disable_progress_bar
+from trl import GRPOConfig
+from trl.chat_template_utils import supports_tool_calling
+
+from orchestrator.errors import SettingsError
+from orchestrator.pool import Pool
+from orchestrator.records import SettledReceipt
+from orchestrator.settings import Settings
+from orchestrator.tasks import Task
+from trainer.environment import OnAbort, RemoteEpisodes
+from trainer.grpo import FarmGRPOTrainer
+from trainer.processes import the_first_does
+from trainer.run_log import MetricsLog, ReceiptLog
+
+METRICS = "metrics.jsonl"
+RECEIPTS = "receipts.jsonl"
+MODEL = "checkpoint"
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What to train on what, and how; the defaults show the wiring in one step."""
+
+    model: str
+    """A directory with a Transformers checkpoint, or a model id."""
+    tasks: Sequence[Task]
+    max_steps: int = 1
+    completions: int = 2
+    """Of one prompt: a group."""
+    batch_size: int = 2
+    """Completions of one step in one process."""
+    max_completion_length: int = 512
+    """Tokens, tool results included."""
+    learning_rate: float = 1e-6
+    on_abort: OnAbort = "raise"
+    cpu: bool = False
+    output_dir: Path = Path("training-output")
+    save_steps: int = 50
+    """Steps between two states that can be resumed; the last one is always kept."""
+    seed: int = 42
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What came of it; metrics and receipts in the first process only."""
+
+    run_id: str
+    main: bool
+    """Whether this is the first process."""
+    steps: int
+    checkpoint: Path
+    metrics: dict[str, float | None]
+    receipts: list[SettledReceipt]
+
+
+class Watcher(Protocol):
+    """Who is told how far it is."""
+
+    def started(self, *, step: int, steps: int, episodes: int) -> None:
+        """Before the first step: the step it starts from, the last one, and how many episodes are to come."""
+
+    def stepped(self, step: int) -> None:
+        """The optimizer made a step."""
+
+    def ended(self, settled: SettledReceipt) -> None:
+        """An episode ended. Called from another thread."""
+
+
+def train(plan: TrainingPlan, settings: Settings, watcher: Watcher) -> TrainingResult:
+    """Run the plan on the farm of these settings.
+
+    Raises SettingsError for a plan that cannot be, CapacityError for a batch that can never be live, EpisodeAborted
+    when an episode ended without a score and the plan says `raise`.
+    """
+    disable_progress_bar()  # bars are the watcher's
+    state = checkpoint_of(plan)
+    tokenizer = load_tokenizer(plan.model)
+    args = _config(plan)
+    set_seed(plan.seed)
+    main = args.process_index == 0
+    with (
+        Pool(settings, run_id=the_first_does(lambda: f"run-{secrets.token_hex(5)}")) as pool,
+        RemoteEpisodes(pool, on_abort=plan.on_abort) as episodes,
+    ):
+        the_first_does(
+            lambda: episodes.reserve(args.generation_batch_size).release()
+        )  # refused before a model is loaded
+        metrics = MetricsLog(plan.output_dir / METRICS, watcher.stepped)
+        trainer = _trainer(plan, args, tokenizer, episodes, metrics)
+        plan.output_dir.mkdir(parents=True, exist_ok=True)
+        begun = _step_of(state)
+        watcher.started(
+            step=begun, steps=plan.max_steps, episodes=(plan.max_steps - begun) * args.generation_batch_size
+        )
+        if not main:
+            trainer.train(resume_from_checkpoint=state)
+            trainer.save_model(str(plan.output_dir / MODEL))
+            return TrainingResult(pool.run_id, main, trainer.state.global_step, plan.output_dir / MODEL, {}, [])
+        with ReceiptLog(pool, plan.output_dir / RECEIPTS, watcher.ended) as log:
+            trainer.train(resume_from_checkpoint=state)
+        trainer.save_model(str(plan.output_dir / MODEL))
+        return TrainingResult(
+            pool.run_id,
+            main,
+            trainer.state.global_step,
+            plan.output_dir / MODEL,
+            metrics.newest,
+            log.receipts(),
+        )
+
+
+def checkpoint_of(plan: TrainingPlan) -> str | None:
+    """The state to resume, None for a fresh run; raises SettingsError when the output directory holds another run."""
+    directory = plan.output_dir
+    if directory.exists() and not directory.is_dir():
+        raise SettingsError(f"{directory} is not a directory; choose another --output-dir")
+    found: str | None = get_last_checkpoint(str(directory)) if directory.is_dir() else None
+    if not plan.resume:
+        if found is not None:
+            raise SettingsError(
+                f"{directory} holds a run of {_step_of(found)} steps: go on with --resume, or choose another "
+                "--output-dir"
+            )
+        return None
+    if found is None:
+        raise SettingsError(f"nothing to resume in {directory}: leave --resume out, or correct --output-dir")
+    if _step_of(found) >= plan.max_steps:
+        raise SettingsError(f"the run in {directory} has made {_step_of(found)} steps: give a larger --max-steps")
+    return found
+
+
+def load_tokenizer(model: str) -> Any:
+    """The model's tokenizer; raises SettingsError when there is none, or when its template has no tool calls."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left", truncation_side="left")
+    except (OSError, ValueError, KeyError) as error:
+        raise SettingsError(
+            f"--model {model}: cannot be loaded ({str(error).splitlines()[0]}); give the directory of a Transformers "
+            "checkpoint with its tokenizer, or a model id that can be downloaded"
+        ) from None
+    if not supports_tool_calling(tokenizer):
+        raise SettingsError(
+            f"--model {model}: its chat template cannot show tool calls and their results; choose a model that was "
+            "made for tools, or give its tokenizer such a chat_template"
+        )
+    return tokenizer
+
+
+def dataset_of(tasks: Sequence[Task], *, at_least: int = 1) -> Any:
+    """The dataset that TRL trains on, one row a task: `prompt` (chat messages) and `task` (JSON text).
+
+    Repeated until it has `at_least` rows: TRL drops a batch that it cannot fill.
+    """
+    rows = [
+        {"prompt": [{"role": "user", "content": task.prompt}], "task": task.model_dump_json()}
+        for task in list(tasks) * math.ceil(at_least / len(tasks))
+    ]
+    return Dataset.from_list(rows)
+
+
+def _config(plan: TrainingPlan) -> Any:
+    if not plan.cpu and not torch.accelerator.is_available():
+        raise SettingsError("torch sees no GPU; add --cpu to train on the processor")
+    try:
+        return GRPOConfig(
+            output_dir=str(plan.output_dir),
+            per_device_train_batch_size=plan.batch_size,
+            num_generations=plan.completions,
+            max_completion_length=plan.max_completion_length,
+            max_steps=plan.max_steps,
+            learning_rate=plan.learning_rate,
+            use_cpu=plan.cpu,
+            bf16=not plan.cpu,
+            save_strategy="steps",
+            save_steps=plan.save_steps,
+            save_total_limit=2,
+            logging_steps=1,
+            report_to="none",
+            disable_tqdm=True,
+            seed=plan.seed,
+        )
+    except ValueError as error:
+        raise SettingsError(f"these options do not fit each other: {error}") from None
+
+
+def _trainer(
+    plan: TrainingPlan, args: Any, tokenizer: Any, episodes: RemoteEpisodes, metrics: MetricsLog
+) -> FarmGRPOTrainer:
+    try:
+        trainer = FarmGRPOTrainer(
+            model=plan.model,
+            args=args,
+            train_dataset=dataset_of(plan.tasks, at_least=args.generation_batch_size // plan.completions),
+            processing_class=tokenizer,
+            environment_factory=episodes,
+            callbacks=[metrics],
+        )
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--model {plan.model}: cannot be trained ({str(error).splitlines()[0]})") from error
+    trainer.remove_callback(PrinterCallback)  # it prints to standard output
+    return trainer
+
+
+def _step_of(state: str | None) -> int:
+    return 0 if state is None else int(state.rpartition("-")[2])
