@@ -12,6 +12,7 @@ an error in the trainer at its next look, never a wait for ever. One thread of t
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 from openenv.core.harness import HarnessAdapter, MCPHarnessAdapter  # type: ignore[import-untyped]
@@ -19,8 +20,8 @@ from trl.experimental.async_grpo.openenv_harness import HarnessRolloutWorker
 
 from trainer.sessions import PoolSessionFactory
 
-_LEAVE_SECONDS = 30.0
-"""For a child that has failed to close its sessions."""
+_LEAVE_SECONDS = 60.0
+"""For the child to close its sessions: what each is in the middle of, and the deletion of its sandbox."""
 
 
 class FarmRolloutWorker(HarnessRolloutWorker):  # type: ignore[misc]
@@ -51,16 +52,19 @@ class FarmRolloutWorker(HarnessRolloutWorker):  # type: ignore[misc]
         super().check_health(stale_after_s)
 
     def stop(self) -> None:
-        """As TRL's, but a child that has failed is waited for and not signalled.
+        """As TRL's, with time for the child to close its sessions, and without waiting for one that has died.
 
-        In trl 1.16 the child's own watcher waits on the stop event; when it died waiting, `Event.set` waits for it to
-        wake up, for ever, and `train` never shows the error that the child died of.
+        In trl 1.16 a watcher in the child waits on the stop event; when the child died, `Event.set` waits for that
+        watcher to wake up, for ever, and `train` never shows the error that the child died of. So a failed child is
+        not signalled, and any other by a thread that may be left waiting.
         """
         child = self._process
-        if child is not None and (self._failed_event.is_set() or not child.is_alive()):
+        if child is not None:
+            if not self._failed_event.is_set():
+                threading.Thread(target=self._stop_event_mp.set, name="stop rollouts", daemon=True).start()
             child.join(_LEAVE_SECONDS)
             if child.is_alive():
-                child.kill()
+                child.kill()  # the farm ends its episodes: their trainer is lost
                 child.join()
             self._process = None
         super().stop()
