@@ -24,6 +24,8 @@ from trainer.environment import RemoteEpisode, RemoteEpisodes
 from trainer.grpo import FarmGRPOTrainer
 
 EPISODES, GROUP = 16, 8
+PASSES = 2
+"""Optimizer steps on each batch of episodes: these cost far more than gradients here."""
 STEPS = 80
 WINDOW = 10
 """Steps whose mean reward is judged."""
@@ -89,10 +91,11 @@ def _config(policy: TinyPolicy, directory: str, *, seed: int, steps: int) -> GRP
         output_dir=directory,
         per_device_train_batch_size=EPISODES,
         num_generations=GROUP,
-        max_steps=steps,
+        max_steps=steps * PASSES,
         max_completion_length=64,
         max_tool_calling_iterations=4,
-        learning_rate=5e-3,
+        learning_rate=3e-3,
+        num_iterations=PASSES,
         lr_scheduler_type="constant",
         beta=0.0,
         temperature=1.0,
