@@ -29,6 +29,8 @@ local LONGEST_PROBE_MS = 600000  -- a cap that stays costs one refused creation 
 local FORGET_MS = 600000     -- what was learned of a cap is forgotten when the full limit has stood for so long
 local HELD_MS = 60000        -- so long it is remembered how many the provider let run: its cap may fall
 local CREATING, RUNNING = 1, 2   -- what the score of a place says; 0: none of its sandboxes exists now
+local LONGEST_PAUSE_MS = 600000  -- what is believed of a Retry-After, and of a pause noted before the clock stepped back
+local HOLD_MS = 5000         -- a longer pause is waited for in line for a permit, where no deadline runs
 local CLASS = 1e12           -- places in line: class * CLASS + arrival
 
 local function read_hash(key)
@@ -85,6 +87,11 @@ local function allowed_rate(limits, default, now)
   end
   if configured > 0 and rate > configured then return configured end
   return rate
+end
+
+-- Until when a rate 429 lets nobody create.
+local function paused_until(limits, now)
+  return math.min(tonumber(limits.cooldown_until or '0'), now + LONGEST_PAUSE_MS)
 end
 
 -- The concurrency limit in force, and the configured one.

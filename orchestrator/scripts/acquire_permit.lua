@@ -22,6 +22,7 @@ end
 local rows, reserved = read_reservations(KEYS[5], now)
 local mine = rows[ARGV[2]]
 local free = limit - held
+if not mine and paused_until(limits, now) > now + HOLD_MS then free = 0 end
 local queue = redis.call('EXISTS', KEYS[2]) == 1
 local function grant()
   redis.call('ZADD', KEYS[1], mine and -mine.total or now, ARGV[1])

@@ -54,7 +54,7 @@ if not pause then
   if fresh and limits.refused_at and now - cooldown < 5000 then streak = tonumber(limits.streak or '0') + 1 end
   pause = (fresh or ARGV[4] == '') and math.min(30000, 1000 * 2 ^ streak) * ARGV[3] or 0
 end
-cooldown = math.max(cooldown, math.floor(now + pause))
+cooldown = math.max(cooldown, math.floor(now + math.min(pause, LONGEST_PAUSE_MS)))
 redis.call('HSET', KEYS[1], 'cooldown_until', cooldown)
 local granted = tonumber(limits.granted or '0')
 if leave then granted = math.max(0, granted - 1) end

@@ -15,8 +15,11 @@ local now = now_ms()
 local limits = read_hash(KEYS[1])
 local rate = allowed_rate(limits, ARGV[5], now)
 local interval = rate > 0 and 1000 / rate or 0
-local possible_at = tonumber(limits.cooldown_until or '0')
-if rate > 0 then possible_at = math.max(possible_at, tonumber(limits.next_creation or '0')) end
+local possible_at = paused_until(limits, now)
+if rate > 0 then
+  -- never further away than one interval, or a clock that stepped back would stop everybody
+  possible_at = math.max(possible_at, math.min(tonumber(limits.next_creation or '0'), now + interval))
+end
 
 local arrival = tonumber(ARGV[4]) or redis.call('HINCRBY', KEYS[1], 'arrivals', 1)
 local placed = redis.call('ZSCORE', KEYS[4], ARGV[2])

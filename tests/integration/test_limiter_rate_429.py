@@ -9,6 +9,7 @@ from redis import Redis
 
 from orchestrator.errors import RateLimited
 from orchestrator.keys import Keys
+from orchestrator.limiter import Answer
 from tests.support.clocked import Clocked
 
 
@@ -196,3 +197,26 @@ def test_nobody_gives_up_for_a_rate_that_is_halved_for_a_moment(redis: Redis) ->
     assert farm.rate < 6
     assert farm.new().ask(8).state == "wait", "six seconds at the usual rate"
     assert farm.new().ask(4).state == "too_far"
+
+
+def test_a_long_pause_is_waited_for_in_line_for_a_permit_where_no_deadline_runs(redis: Redis) -> None:
+    farm = Clocked(redis)
+    [refused] = farm.let_through()
+    farm.refuse_rate(refused, 120)
+    assert farm.limiter.ask("e-new", reservation_id=None) is Answer.WAIT
+    farm.pass_seconds(116)
+    assert farm.limiter.ask("e-new", reservation_id=None) is Answer.GRANTED
+
+
+def test_a_pause_of_an_hour_is_believed_for_ten_minutes(redis: Redis) -> None:
+    farm = Clocked(redis)
+    [refused] = farm.let_through()
+    assert farm.refuse_rate(refused, 3600) == 600
+
+
+def test_a_clock_that_steps_back_stops_nobody(redis: Redis) -> None:
+    farm = Clocked(redis, creation_rate=1)
+    farm.let_through(2)
+    farm.now -= 3_600_000
+    turn = farm.new().ask(1000)
+    assert turn.state == "granted" or (turn.state == "wait" and turn.wait_seconds <= 1)
