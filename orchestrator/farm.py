@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from redis import Redis
 
 from orchestrator.allocations import Allocations
+from orchestrator.budget import Budget
 from orchestrator.connection import client
-from orchestrator.cost import Rates
 from orchestrator.errors import RedisUnavailable
 from orchestrator.ledger import Ledger
 from orchestrator.limiter import Limiter
@@ -22,12 +22,13 @@ from orchestrator.settings import Settings
 
 @dataclass(frozen=True)
 class Farm:
-    """Ledger, limiter, presence and queue of one farm."""
+    """Ledger, limiter, budget, presence and queue of one farm."""
 
     settings: Settings
     redis: Redis
     ledger: Ledger
     limiter: Limiter
+    budget: Budget
     presence: Presence
     queue: JobQueue
 
@@ -41,13 +42,14 @@ def open_farm(settings: Settings, *, patient: bool = True) -> Farm:
         raise RedisUnavailable("REDIS_URL is not set; set it, or use the embedded stack (rollout-farm up)")
     redis = client(settings.redis_url, patient=patient)
     retention = settings.receipt_retention_seconds
-    rates = Rates(settings.vcpu_usd_per_second, settings.gib_usd_per_second)
+    rates = settings.rates()
     concurrency, rate = settings.limits()
     return Farm(
         settings=settings,
         redis=redis,
         ledger=Ledger(redis, Allocations(redis, rates=rates, retention_seconds=retention), retention_seconds=retention),
-        limiter=Limiter(redis, concurrency_limit=concurrency, creation_rate=rate),
+        limiter=Limiter(redis, concurrency_limit=concurrency, creation_rate=rate, rates=rates),
+        budget=Budget(redis),
         presence=Presence(
             redis, slot_seconds=settings.lease_lost_seconds, trainer_seconds=settings.trainer_lost_seconds
         ),

@@ -21,7 +21,7 @@ from orchestrator.receipts import read_receipt
 from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
 from orchestrator.scripts import Scripts
 from orchestrator.unresolved import Unresolved
-from orchestrator.vocabulary import EpisodeState, Outcome, job_id
+from orchestrator.vocabulary import EpisodeState, Outcome, Role, job_id
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ class Ledger:
             spec.run_id,
             spec.group_id or "",
             spec.trainer_id or "",
+            spec.template,
+            *(spec.budgets.longest_seconds(role) for role in Role),
         ]
         return bool(self._scripts.run("enqueue_episode", keys, args))
 
@@ -152,6 +154,7 @@ class Ledger:
             Keys.LIMITS,
             Keys.CREATORS,
             Keys.CREATORS_DUE,
+            Keys.BUDGET,
         ]
         counters = {"tool_calls": sum(1 for step in receipt.operations if step.name == "terminal")}
         answer = self._scripts.run(
@@ -166,6 +169,7 @@ class Ledger:
                 self._retention,
                 Keys.WAKE_PREFIX,
                 json.dumps(counters),
+                Keys.BUDGET_PREFIX,
             ],
         )
         if answer == 0:
