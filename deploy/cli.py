@@ -14,7 +14,9 @@ import typer
 from redis.exceptions import RedisError
 
 from deploy.commands import (
+    budget,
     cancel,
+    cost,
     demo,
     doctor,
     limits,
@@ -32,7 +34,23 @@ from deploy.exit_codes import ExitCode, exit_code
 from deploy.terminal import print_error
 from orchestrator.errors import FarmError
 
-GROUPS = (demo, run, up, worker, orchestrator, status, limits, receipts, cancel, doctor, tasks, sandboxes, terminus)
+GROUPS = (
+    demo,
+    run,
+    up,
+    worker,
+    orchestrator,
+    status,
+    limits,
+    receipts,
+    cost,
+    budget,
+    cancel,
+    doctor,
+    tasks,
+    sandboxes,
+    terminus,
+)
 
 
 def build() -> typer.Typer:

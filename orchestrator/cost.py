@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal, InvalidOperation
+from enum import StrEnum
 
 from orchestrator.errors import SettingsError
 
@@ -17,6 +18,18 @@ HIGHEST_USD_PER_SECOND = 0.001
 
 HIGHEST_USD = 1_000_000
 """The highest limit of a budget: in pico-dollars it still is a 64-bit integer, with room for what is added to it."""
+
+
+class By(StrEnum):
+    """What a bill is split by."""
+
+    ROLE = "role"
+    TASK = "task"
+    OUTCOME = "outcome"
+    DAY = "day"
+    RUN = "run"
+    GROUP = "group"
+    EPISODE = "episode"
 
 
 @dataclass(frozen=True)
