@@ -40,7 +40,7 @@ class Allocations:
     def __init__(self, redis: Redis, *, rates: Rates, retention_seconds: int) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
-        self._rates = rates
+        self.rates = rates
         self._retention = retention_seconds
 
     def intend(
@@ -63,7 +63,7 @@ class Allocations:
     def sized(self, row: Allocation, *, vcpus: int, memory_mb: int) -> Sized:
         """Note the sandbox's real size, which is what it costs; its episode's reservation is corrected to it."""
         keys = [Keys.allocation(row.allocation_id), Keys.episode(row.episode_id), Keys.SIZES, Keys.BUDGET]
-        rates = self._rates
+        rates = self.rates
         args: list[str | int | float] = [vcpus, memory_mb, rates.vcpu_picousd, rates.gib_picousd, Keys.BUDGET_PREFIX]
         affordable = bool(self._scripts.run("size_allocation", keys, args))
         return Sized(row.model_copy(update={"vcpus": vcpus, "memory_mb": memory_mb}), affordable)
@@ -89,7 +89,7 @@ class Allocations:
         if row.longest_seconds is not None:
             running_ms = min(running_ms, int(1000 * row.longest_seconds))
         size = self.size_of(row)
-        cost = cost_picousd(running_ms, vcpus=size.vcpus, memory_mb=size.memory_mb, rates=self._rates)
+        cost = cost_picousd(running_ms, vcpus=size.vcpus, memory_mb=size.memory_mb, rates=self.rates)
         fields: Fields = {"running_ms": running_ms, "cost_picousd": cost}
         counters = {f"sandbox_ms:{row.role}": running_ms, f"cost_picousd:{row.role}": cost}
         self._move(row, AllocationState.ABSENT, token, fields, counters)
@@ -99,7 +99,7 @@ class Allocations:
         if row.vcpus is not None and row.memory_mb is not None:
             return Size(row.vcpus, row.memory_mb)
         reckoned = cast("str | None", self._redis.hget(Keys.episode(row.episode_id), "size"))
-        return Size(*map(int, reckoned.split(":"))) if reckoned else self._rates.assumed
+        return Size(*map(int, reckoned.split(":"))) if reckoned else self.rates.assumed
 
     def get(self, allocation_id: str) -> Allocation | None:
         """One allocation as it stands."""

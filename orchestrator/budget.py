@@ -52,6 +52,10 @@ class Balance:
         return {name: None if amount is None else usd_text(amount) for name, amount in named.items()}
 
 
+UNTOUCHED = Balance(None, 0, 0)
+"""Of a farm or run that never spent anything."""
+
+
 class Budget:
     """Reads and changes the limits; what is spent and reserved is moved by the scripts of limiter and ledger."""
 

@@ -47,12 +47,11 @@ class Item:
 
 
 class Spending:
-    """Sums up; `rates` price what runs still, and the waiting."""
+    """Sums up; what runs still is priced at the ledger's rates."""
 
-    def __init__(self, ledger: Ledger, receipts: Receipts, rates: Rates) -> None:
+    def __init__(self, ledger: Ledger, receipts: Receipts) -> None:
         self._ledger = ledger
         self._receipts = receipts
-        self._rates = rates
 
     def bills(self, by: By, wanted: ReceiptFilter) -> tuple[dict[str, Bill], Bill]:
         """Sums by key, largest cost first (days in order), and the total over all.
@@ -111,7 +110,9 @@ class Spending:
         if row.cost_picousd is not None:
             return row.cost_picousd
         size = self._ledger.allocations.size_of(row)
-        return cost_picousd(running_ms(row, now), vcpus=size.vcpus, memory_mb=size.memory_mb, rates=self._rates)
+        return cost_picousd(
+            running_ms(row, now), vcpus=size.vcpus, memory_mb=size.memory_mb, rates=self._ledger.allocations.rates
+        )
 
 
 @dataclass(frozen=True)
