@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from orchestrator.keys import Keys
+from orchestrator.pool import Pool
 from orchestrator.provider import SandboxRow
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import Field, candidate, repaired, script
+from tests.support.farm import Field, candidate, repaired, script, weekly_sales
 from tests.support.ground import KEY
 from workers.sandboxes.provider import E2BProvider
 
@@ -77,3 +79,23 @@ def test_a_remote_episode_that_cannot_be_paid_for_tells_its_trainer(field: Field
     running = field.remote(field.spec())
     assert running.episode.wait(20).outcome is Outcome.BUDGET_EXHAUSTED
     running.end()
+
+
+def test_workers_run_one_episode_after_another_where_only_one_can_be_paid_for(field: Field) -> None:
+    """The second slot's episode goes back to the queue while the first one's reservation stands, and comes again."""
+    first = field.spec(script(candidate(repaired())), run_id=RUN)
+    assert field.run(first) == "solved", "its template's size is known from here on"
+    balance = field.farm.budget.read(RUN)
+    vcpus, memory_mb = map(int, str(field.farm.redis.hget(Keys.SIZES, "base")).split(":"))
+    one = LONGEST_SECONDS * (vcpus * 14_000_000 + memory_mb * 4_500_000 // 1024)
+    field.farm.budget.set(Decimal(balance.spent_picousd + one * 11 // 10) / 10**12, run_id=RUN)
+    field.worker()
+    with Pool(field.settings, run_id=RUN) as pool:
+        episodes = [pool.submit(weekly_sales(), policy=script("sleep 1", candidate(repaired()))) for _ in range(3)]
+        receipts = pool.receipts(episodes)
+        assert [settled.receipt.outcome for settled in receipts] == [Outcome.SOLVED] * 3
+        lives = sorted((row.allocations[0].created_at or 0.0, row.allocations[-1].absent_at or 0.0) for row in receipts)
+        for (_, ended), (began, _) in itertools.pairwise(lives):
+            assert ended < began, "two were paid for at once"
+        pool.redis.close()
+    assert spent(field) == balance.spent_picousd + sum(settled.cost_picousd for settled in receipts)
