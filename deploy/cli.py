@@ -15,8 +15,10 @@ import typer
 from redis.exceptions import RedisError
 
 from deploy.commands import (
+    budget,
     cancel,
     compare,
+    cost,
     demo,
     doctor,
     evaluate,
@@ -49,6 +51,8 @@ GROUPS = (
     status,
     limits,
     receipts,
+    cost,
+    budget,
     cancel,
     doctor,
     tasks,

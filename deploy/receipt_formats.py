@@ -59,10 +59,10 @@ def json_lines(receipts: Iterable[SettledReceipt]) -> Iterator[str]:
 
 def csv_lines(receipts: Iterable[SettledReceipt]) -> Iterator[str]:
     """A heading and one record a receipt, without line ends; a record whose text has newlines is still one line."""
-    yield _record(FLAT)
+    yield record(FLAT)
     for settled in receipts:
         flat = flatten(settled)
-        yield _record([flat[name] for name in FLAT])
+        yield record([flat[name] for name in FLAT])
 
 
 def flatten(settled: SettledReceipt) -> dict[str, Any]:
@@ -127,7 +127,8 @@ def _seconds(value: float) -> float:
     return round(value, 6)
 
 
-def _record(values: Iterable[object]) -> str:
+def record(values: Iterable[object]) -> str:
+    """One CSV record, without its line end; see `_cell`."""
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow([_cell(value) for value in values])
     return text.getvalue()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from redis import Redis
 
-from orchestrator.cost import Rates, cost_picousd
+from orchestrator.cost import Rates, Size, cost_picousd
 from orchestrator.counts import cost_bounds
 from orchestrator.errors import FarmError, LeaseLost
 from orchestrator.keys import Keys
@@ -39,19 +39,33 @@ class Running:
     memory_mb: int
 
 
+class Sized(NamedTuple):
+    """An allocation whose real size is known."""
+
+    row: Allocation
+    affordable: bool
+    """False when it is larger than what was reserved for, and a budget cannot bear that."""
+
+
 class Allocations:
     """Reads and writes allocation rows."""
 
     def __init__(self, redis: Redis, *, rates: Rates, retention_seconds: int) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
-        self._rates = rates
+        self.rates = rates
         self._retention = retention_seconds
 
-    def intend(self, episode_id: str, role: Role, request: CreateRequest, token: str) -> None:
-        """Write the intent, with the exact create request, before anything is sent."""
+    def intend(
+        self, episode_id: str, role: Role, request: CreateRequest, token: str, *, longest_seconds: int | None = None
+    ) -> None:
+        """Write the intent, with the exact create request, before anything is sent.
+
+        It is never priced for more than `longest_seconds`: whenever its absence is confirmed, it lived no longer.
+        """
+        longest = longest_seconds or request.lifetime_seconds
         keys = [Keys.episode(episode_id), Keys.allocation(request.allocation_id), Keys.ALLOCATIONS]
-        args: list[str | int | float] = [token, request.allocation_id, episode_id, role, _dump(request)]
+        args: list[str | int | float] = [token, request.allocation_id, episode_id, role, _dump(request), longest * 1000]
         if not self._scripts.run("write_intent", keys, args):
             raise LeaseLost(f"{episode_id}: token {token} may no longer allocate")
 
@@ -59,10 +73,13 @@ class Allocations:
         """The provider named an id, `creating_ms` after the request was sent."""
         self._move(row, AllocationState.CREATED, token, {"sandbox": sandbox_id, "creating_ms": creating_ms})
 
-    def sized(self, row: Allocation, *, vcpus: int, memory_mb: int) -> Allocation:
-        """Note the sandbox's real size, which is what it costs; the row with it."""
-        self._scripts.run("note_size", [Keys.allocation(row.allocation_id)], [vcpus, memory_mb])
-        return row.model_copy(update={"vcpus": vcpus, "memory_mb": memory_mb})
+    def sized(self, row: Allocation, *, vcpus: int, memory_mb: int) -> Sized:
+        """Note the sandbox's real size, which is what it costs; its episode's reservation is corrected to it."""
+        keys = [Keys.allocation(row.allocation_id), Keys.episode(row.episode_id), Keys.SIZES, Keys.BUDGET]
+        rates = self.rates
+        args: list[str | int | float] = [vcpus, memory_mb, rates.vcpu_picousd, rates.gib_picousd, Keys.BUDGET_PREFIX]
+        affordable = bool(self._scripts.run("size_allocation", keys, args))
+        return Sized(row.model_copy(update={"vcpus": vcpus, "memory_mb": memory_mb}), affordable)
 
     def unknown(self, row: Allocation, token: str, detail: str) -> None:
         """The answer was lost: it may exist. Said again, its longest possible life counts from then."""
@@ -82,17 +99,25 @@ class Allocations:
         self._move(row, AllocationState.EXPIRED, token, {"detail": detail, **fields}, counters)
 
     def absent(self, row: Allocation, token: str, *, running_ms: int) -> None:
-        """Confirmed absent after running for `running_ms`; priced at the row's size."""
+        """Confirmed absent after running for `running_ms`; priced at its size, or what was reserved for if unknown."""
         self._move(row, AllocationState.ABSENT, token, *self._priced(row, running_ms))
 
     def _priced(self, row: Allocation, running_ms: int) -> tuple[Fields, dict[str, int]]:
         """Fields and counters of what a sandbox cost."""
-        cost = 0
-        if row.vcpus is not None and row.memory_mb is not None:
-            cost = cost_picousd(running_ms, vcpus=row.vcpus, memory_mb=row.memory_mb, rates=self._rates)
+        if row.longest_seconds is not None:
+            running_ms = min(running_ms, int(1000 * row.longest_seconds))
+        size = self.size_of(row)
+        cost = cost_picousd(running_ms, vcpus=size.vcpus, memory_mb=size.memory_mb, rates=self.rates)
         fields: Fields = {"running_ms": running_ms, "cost_picousd": cost}
         counters = {f"sandbox_ms:{row.role}": running_ms, f"cost_picousd:{row.role}": cost}
         return fields, counters
+
+    def size_of(self, row: Allocation) -> Size:
+        """Its real size; while nobody has seen that, the one that its episode's reservation was reckoned with."""
+        if row.vcpus is not None and row.memory_mb is not None:
+            return Size(row.vcpus, row.memory_mb)
+        reckoned = cast("str | None", self._redis.hget(Keys.episode(row.episode_id), "size"))
+        return Size(*map(int, reckoned.split(":"))) if reckoned else self.rates.assumed
 
     def get(self, allocation_id: str) -> Allocation | None:
         """One allocation as it stands."""
@@ -152,6 +177,7 @@ class Allocations:
             Keys.LIMITS,
             Keys.CREATORS,
             Keys.CREATORS_DUE,
+            Keys.BUDGET,
         ]
         answer = self._scripts.run(
             "move_allocation",
@@ -169,6 +195,7 @@ class Allocations:
                 json.dumps(counted),
                 fields.get("cost_picousd", 0),
                 json.dumps(cost_bounds()),
+                Keys.BUDGET_PREFIX,
             ],
         )
         if answer == 0:
@@ -198,6 +225,7 @@ def _allocation(raw: dict[str, str]) -> Allocation:
         sandbox_id=raw.get("sandbox"),
         vcpus=number("vcpus"),
         memory_mb=number("memory_mb"),
+        longest_seconds=int(raw["longest_ms"]) / 1000 if "longest_ms" in raw else None,
         intended_at=int(raw["intended_at"]) / 1000,
         created_at=created - int(raw.get("creating_ms", 0)) / 1000 if created is not None else None,
         unknown_at=at("unknown_at"),

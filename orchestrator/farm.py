@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from redis import Redis
 
 from orchestrator.allocations import Allocations
+from orchestrator.budget import Budget
 from orchestrator.connection import SILENT_SECONDS, client
-from orchestrator.cost import Rates
 from orchestrator.errors import RedisUnavailable
 from orchestrator.ledger import Ledger
 from orchestrator.limiter import Limiter
@@ -22,12 +22,13 @@ from orchestrator.settings import Settings
 
 @dataclass(frozen=True)
 class Farm:
-    """Ledger, limiter, presence and queue of one farm."""
+    """Ledger, limiter, budget, presence and queue of one farm."""
 
     settings: Settings
     redis: Redis
     ledger: Ledger
     limiter: Limiter
+    budget: Budget
     presence: Presence
     queue: JobQueue
 
@@ -41,7 +42,7 @@ def open_farm(settings: Settings, *, patient: bool = True, answer_seconds: float
         raise RedisUnavailable("REDIS_URL is not set; set it, or use the embedded stack (rollout-farm up)")
     redis = client(settings.redis_url, patient=patient, answer_seconds=answer_seconds)
     retention = settings.receipt_retention_seconds
-    rates = Rates(settings.vcpu_usd_per_second, settings.gib_usd_per_second)
+    rates = settings.rates()
     concurrency, rate = settings.limits()
     return Farm(
         settings=settings,
@@ -52,7 +53,8 @@ def open_farm(settings: Settings, *, patient: bool = True, answer_seconds: float
             retention_seconds=retention,
             queue=settings.queue,
         ),
-        limiter=Limiter(redis, concurrency_limit=concurrency, creation_rate=rate),
+        limiter=Limiter(redis, concurrency_limit=concurrency, creation_rate=rate, rates=rates),
+        budget=Budget(redis),
         presence=Presence(
             redis, slot_seconds=settings.lease_lost_seconds, trainer_seconds=settings.trainer_lost_seconds
         ),

@@ -14,6 +14,9 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:receipt:<e>          | string | the episode's one receipt, JSON                  | commit_receipt    | retention |
 | farm:receipts             | zset   | episode -> receipt written at                    | commit_receipt    | members trimmed at retention |
 | farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | retention |
+| farm:budget               | hash   | the farm's limit, spent, reserved (scripts/_money.lua) | limiter, ledger | for ever: configuration, totals |
+| farm:budget:<run>         | hash   | the same of one run                              | limiter, ledger   | 90 days past its last movement |
+| farm:sizes                | hash   | template -> vcpus:memory_mb of its sandboxes     | ledger            | for ever: a field a template |
 | farm:counters             | hash   | totals that metrics read (counts.py)             | commit, settle    | for ever: totals |
 | farm:limits               | hash   | limits set live, what 429s taught (scripts/_limits.lua) | limiter    | for ever: configuration |
 | farm:permits              | zset   | episode holding a permit -> granted at, or minus its batch's size | limiter, ledger   | empties itself; freed by confirmed absence |
@@ -55,6 +58,8 @@ PERSISTENT = frozenset(
         "farm:receipts",
         "farm:counters",
         "farm:limits",
+        "farm:budget",
+        "farm:sizes",
         "farm:permits",
         "farm:waiters",
         "farm:waiters:seen",
@@ -82,6 +87,9 @@ class Keys:
     RECEIPTS = FARM + "receipts"
     COUNTERS = FARM + "counters"
     LIMITS = FARM + "limits"
+    BUDGET = FARM + "budget"
+    BUDGET_PREFIX = FARM + "budget:"
+    SIZES = FARM + "sizes"
     PERMITS = FARM + "permits"
     WAITERS = FARM + "waiters"
     WAITERS_SEEN = FARM + "waiters:seen"
@@ -115,6 +123,11 @@ class Keys:
     def finished(run_id: str) -> str:
         """The stream of a run's finished episodes."""
         return f"{FARM}finished:{run_id}"
+
+    @staticmethod
+    def budget(run_id: str | None) -> str:
+        """The budget of one run, or the farm's."""
+        return Keys.BUDGET if run_id is None else Keys.BUDGET_PREFIX + run_id
 
     @staticmethod
     def wake(waiter: str) -> str:

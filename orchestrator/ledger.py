@@ -24,7 +24,7 @@ from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
 from orchestrator.scripts import Scripts
 from orchestrator.settings import DEFAULT_QUEUE
 from orchestrator.unresolved import Unresolved
-from orchestrator.vocabulary import EpisodeState, Outcome, job_id
+from orchestrator.vocabulary import EpisodeState, Outcome, Role, job_id
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,8 @@ class Ledger:
             spec.group_id or "",
             spec.trainer_id or "",
             self._queue,
+            spec.template,
+            *(spec.budgets.longest_seconds(role) for role in Role),
         ]
         return bool(self._scripts.run("enqueue_episode", keys, args))
 
@@ -185,6 +187,7 @@ class Ledger:
             Keys.LIMITS,
             Keys.CREATORS,
             Keys.CREATORS_DUE,
+            Keys.BUDGET,
         ]
         answer = self._scripts.run(
             "commit_receipt",
@@ -199,6 +202,7 @@ class Ledger:
                 Keys.WAKE_PREFIX,
                 json.dumps(counts_of(receipt)),
                 json.dumps(cost_bounds()),
+                Keys.BUDGET_PREFIX,
             ],
         )
         if answer == 0:

@@ -2,7 +2,8 @@
 
 What always holds: an episode has at most one permit, and holds it until its sandboxes are confirmed absent; waiters
 block on a list of their own and are woken by the release that frees their place, so nobody polls hot; what is reserved
-for a batch is granted to nobody else; lowering a limit takes nothing from an episode that runs.
+for a batch is granted to nobody else; lowering a limit takes nothing from an episode that runs; with a permit goes a
+reservation of the most that the episode can cost (budget.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from enum import Enum, auto
 from redis import Redis
 
 from orchestrator.connection import BLOCK_SECONDS
+from orchestrator.cost import LIST_PRICES, Rates
 from orchestrator.creations import Creation, Defaults, report
 from orchestrator.errors import CapacityError, ConcurrencyLimited, EpisodeAborted, LeaseLost, RateLimited, SettingsError
 from orchestrator.keys import Keys
@@ -35,7 +37,7 @@ class Admission(Enum):
 
     GRANTED = auto()
     STEP_BACK = auto()
-    """Everything free is reserved for others: leave the slot to them and come back."""
+    """Everything free (places or money) is reserved for others: leave the slot to them and come back."""
 
 
 class Answer(Enum):
@@ -48,6 +50,10 @@ class Answer(Enum):
     """The limit is below the batch's reservation."""
     OVER = 4
     """The episode has its receipt already."""
+    RUN_BUDGET = 5
+    """Its run's budget cannot pay for the episode at its most expensive."""
+    FARM_BUDGET = 6
+    """The farm's budget cannot."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +110,13 @@ class Limiter:
         *,
         concurrency_limit: int,
         creation_rate: float,
+        rates: Rates = LIST_PRICES,
         clock_ms: Callable[[], int] | None = None,
     ) -> None:
         self._redis = redis
         self._scripts = Scripts(redis, clock_ms=clock_ms)
         self._defaults = Defaults(concurrency_limit, creation_rate)
+        self._rates = rates
 
     def admit(
         self,
@@ -121,14 +129,15 @@ class Limiter:
         """Wait in line for a permit; `check` is called now and then and may raise to give up.
 
         Raises EpisodeAborted(admission_timeout) when `wait_seconds` have passed, or when the limit has fallen below
-        the batch's reservation; LeaseLost when the episode has ended meanwhile.
+        the batch's reservation; EpisodeAborted(budget_exhausted) when a budget cannot pay for it (one that is only
+        reserved is waited for, except in a batch); LeaseLost when the episode has ended meanwhile.
         """
         ends = time.monotonic() + wait_seconds
         stepped_back = False
         try:
             while True:
                 check()
-                answer = self.ask(episode_id, reservation_id=reservation_id)
+                answer = self.ask(episode_id, reservation_id=reservation_id, patience_seconds=wait_seconds)
                 if answer is Answer.GRANTED:
                     return Admission.GRANTED
                 if answer is Answer.STEP_BACK:
@@ -142,6 +151,8 @@ class Limiter:
                     raise EpisodeAborted(
                         Outcome.ADMISSION_TIMEOUT, "the concurrency limit fell below the batch's reservation"
                     )
+                if answer in _BROKE:
+                    raise EpisodeAborted(Outcome.BUDGET_EXHAUSTED, _BROKE[answer])
                 if answer is Answer.OVER:
                     raise LeaseLost(f"{episode_id}: it has its receipt already")
                 left = ends - time.monotonic()
@@ -152,8 +163,11 @@ class Limiter:
             self.leave(episode_id)
             raise
 
-    def ask(self, episode_id: str, *, reservation_id: str | None) -> Answer:
-        """Ask once for a permit: the step that `admit` repeats."""
+    def ask(self, episode_id: str, *, reservation_id: str | None, patience_seconds: float = 900.0) -> Answer:
+        """Ask once for a permit: the step that `admit` repeats.
+
+        Since it was first told to step back for want of money, it is told so for `patience_seconds` at most.
+        """
         keys = [
             Keys.PERMITS,
             Keys.WAITERS,
@@ -167,9 +181,14 @@ class Limiter:
             Keys.PLACES,
             Keys.CREATORS,
             Keys.CREATORS_DUE,
+            Keys.BUDGET,
+            Keys.SIZES,
         ]
         limit = self._defaults.concurrency_limit
-        args: list[str | int | float] = [episode_id, reservation_id or "", limit, _PATIENCE_MS, Keys.WAKE_PREFIX]
+        args: list[str | int | float] = [episode_id, reservation_id or "", limit, _PATIENCE_MS]
+        rates, size = self._rates, self._rates.assumed
+        args += [Keys.WAKE_PREFIX, Keys.BUDGET_PREFIX, rates.vcpu_picousd, rates.gib_picousd]
+        args += [f"{size.vcpus}:{size.memory_mb}", int(1000 * patience_seconds)]
         return Answer(self._scripts.run("acquire_permit", keys, args))
 
     def leave(self, episode_id: str) -> None:
@@ -249,6 +268,12 @@ class Limiter:
         """Give back what is left of a reservation, and wake whoever is first in line."""
         keys = [Keys.RESERVATIONS, Keys.WAITERS]
         self._scripts.run("release_reservation", keys, [reservation_id, Keys.WAKE_PREFIX])
+
+
+_BROKE = {
+    Answer.RUN_BUDGET: "the run's budget cannot pay for another episode; see it: rollout-farm budget --run",
+    Answer.FARM_BUDGET: "the farm's budget cannot pay for another episode; see it: rollout-farm budget",
+}
 
 
 def _never_fits(count: int, slots: int, limit: int) -> str:

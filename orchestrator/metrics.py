@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from orchestrator.allocations import Running
+from orchestrator.budget import Balance
 from orchestrator.cost import Rates, usd
 from orchestrator.counts import COST, INFINITE, PHASE, REWARD, TOOL_CALL, Distribution, Histogram, distribution
 from orchestrator.farm import Farm
@@ -47,6 +48,8 @@ class Reading:
     """Names of the live ones, `<worker>-<number>`."""
     leased: int
     rates: Rates
+    budget: Balance
+    """The farm's."""
 
 
 def read(farm: Farm) -> Reading:
@@ -59,7 +62,8 @@ def read(farm: Farm) -> Reading:
         queued=farm.queue.depth(),
         slots=tuple(farm.presence.live_slots()),
         leased=farm.redis.zcard(Keys.LEASES),
-        rates=Rates(farm.settings.vcpu_usd_per_second, farm.settings.gib_usd_per_second),
+        rates=farm.settings.rates(),
+        budget=farm.budget.read(),
     )
 
 
@@ -178,9 +182,16 @@ def _money(reading: Reading) -> Iterator[Metric]:
     burn = GaugeMetricFamily("farm_burn_usd_per_hour", "What the sandboxes that run now cost an hour.")
     burn.add_metric([], float(second * _SECONDS_OF_AN_HOUR))
     yield burn
-    spent = usd(sum(int(reading.counters.get(f"cost_picousd:{role}", 0)) for role in Role))
-    # limit and reserved come with a spending limit; without one there is nothing to say
-    yield _gauge("farm_budget_usd", "Spent on settled sandboxes so far.", "kind", {"spent": float(spent)})
+    budget = reading.budget
+    amounts = {"spent": budget.spent_picousd, "reserved": budget.reserved_picousd}
+    if budget.limit_picousd is not None:
+        amounts["limit"] = budget.limit_picousd
+    yield _gauge(
+        "farm_budget_usd",
+        "The farm's budget: spent, reserved for running episodes, and the limit if one is set.",
+        "kind",
+        {kind: float(usd(amount)) for kind, amount in amounts.items()},
+    )
 
 
 def _distributions(counters: Mapping[str, str]) -> Iterator[Metric]:

@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from types import TracebackType
 
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
+from orchestrator.budget import Balance
 from orchestrator.cancellation import Cancellation, Ending
 from orchestrator.connection import BLOCK_SECONDS, redis_border, require_answer
 from orchestrator.episodes import Episode
@@ -63,9 +65,15 @@ class Reservation:
 
 
 class Pool:
-    """A connection to the farm for one run. Use as a context manager."""
+    """A connection to the farm for one run. Use as a context manager.
 
-    def __init__(self, settings: Settings, *, run_id: str | None = None) -> None:
+    With `budget_usd` the run may spend so much in all, what it spent before included (budget.py): episodes that could
+    cost more end as budget_exhausted. Without it, a limit that was set before stays.
+    """
+
+    def __init__(
+        self, settings: Settings, *, run_id: str | None = None, budget_usd: Decimal | float | str | None = None
+    ) -> None:
         self.run_id = run_id or f"run-{secrets.token_hex(5)}"
         self.trainer_id = f"trainer-{secrets.token_hex(6)}"
         self.settings = settings
@@ -73,6 +81,9 @@ class Pool:
         require_answer(settings.redis_url or "")
         self.redis, self.ledger = farm.redis, farm.ledger
         self._limiter, self._queue, self._presence = farm.limiter, farm.queue, farm.presence
+        self._budget = farm.budget
+        if budget_usd is not None:
+            redis_border(self._budget.set)(budget_usd, run_id=self.run_id)
         self._finished = Finished(self.redis, self.run_id)
         self._cancellation = Cancellation(farm)
         self._episodes: dict[str, Episode] = {}
@@ -97,6 +108,11 @@ class Pool:
     def capacity(self) -> Capacity:
         """What could be admitted now."""
         return self._limiter.capacity()
+
+    @redis_border
+    def balance(self) -> Balance:
+        """What the run has spent, what is reserved for its running episodes, and its limit."""
+        return self._budget.read(self.run_id)
 
     @redis_border
     def reserve(self, count: int, *, wait_seconds: float = 0.0) -> Reservation:

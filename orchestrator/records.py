@@ -68,6 +68,8 @@ class Allocation(_Record):
     sandbox_id: str | None = None
     vcpus: int | None = None
     memory_mb: int | None = None
+    longest_seconds: float | None = Field(default=None, exclude=True)
+    """The longest that it can live and cost; no part of what is shown."""
     intended_at: float
     created_at: float | None = None
     unknown_at: float | None = None

@@ -6,6 +6,7 @@ directory is read too, real variables win. A wrong value is one SettingsError th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,7 +16,9 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, Vali
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnreadableSettings
 
+from orchestrator.cost import HIGHEST_USD_PER_SECOND, LIST_PRICES, Rates, Size
 from orchestrator.errors import SettingsError
+from orchestrator.vocabulary import Role
 
 HIGHEST_CONCURRENCY = 100_000
 HIGHEST_RATE = 10_000
@@ -24,6 +27,7 @@ HIGHEST_RATE = 10_000
 DEFAULT_QUEUE = "episodes"
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+UsdPerSecond = Annotated[float, Field(ge=0, le=HIGHEST_USD_PER_SECOND, allow_inf_nan=False)]
 
 
 class Budgets(BaseModel):
@@ -47,6 +51,17 @@ class Budgets(BaseModel):
     observation_bytes: Annotated[int, Field(ge=1, le=16 * 1024 * 1024)] = 64 * 1024
     command_bytes: Annotated[int, Field(ge=1, le=96 * 1024)] = 96 * 1024
     cleanup_seconds: Seconds = 60
+
+    def longest_seconds(self, role: Role) -> int:
+        """The longest that such a sandbox can live, and cost, with nobody there to delete it.
+
+        A policy sandbox is extended to end policy_lifetime_seconds after its creation was sent; that call takes two
+        request times at most (the SDK waits twice what it is told), and a second is lost to rounding.
+        """
+        if role is Role.VERIFIER:
+            return self.verifier_lifetime_seconds
+        extended = self.policy_lifetime_seconds + math.ceil(2 * self.create_request_seconds) + 1
+        return max(self.first_lifetime_seconds, extended)
 
 
 class Settings(BaseSettings):
@@ -87,8 +102,11 @@ class Settings(BaseSettings):
     transcript_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024
     """Cap of one episode's transcript; 0 switches transcripts off."""
 
-    vcpu_usd_per_second: Annotated[float, Field(ge=0)] = 0.000014
-    gib_usd_per_second: Annotated[float, Field(ge=0)] = 0.0000045
+    vcpu_usd_per_second: UsdPerSecond = LIST_PRICES.vcpu_usd_per_second
+    gib_usd_per_second: UsdPerSecond = LIST_PRICES.gib_usd_per_second
+    default_vcpus: Annotated[int, Field(ge=1, le=128)] = LIST_PRICES.assumed.vcpus
+    default_memory_mb: Annotated[int, Field(ge=1, le=1024 * 1024)] = LIST_PRICES.assumed.memory_mb
+    """Size of a sandbox, in vCPUs and MiB, until its template's real size is known: what a budget reserves for."""
 
     terminus_token: SecretStr | None = None
     """Bearer token of a Terminus server that runs alone; required when it listens beyond loopback."""
@@ -108,6 +126,11 @@ class Settings(BaseSettings):
         if self.trainer_lost_seconds < 2 * self.trainer_beat_seconds:
             raise ValueError("FARM_TRAINER_LOST_SECONDS must be at least twice FARM_TRAINER_BEAT_SECONDS")
         return self
+
+    def rates(self) -> Rates:
+        """What sandboxes cost."""
+        size = Size(self.default_vcpus, self.default_memory_mb)
+        return Rates(self.vcpu_usd_per_second, self.gib_usd_per_second, size)
 
     def limits(self) -> tuple[int, float]:
         """Configured (concurrency, creation rate): the plan's preset where no explicit value was given."""

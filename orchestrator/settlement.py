@@ -85,7 +85,7 @@ class Settlement:
         try:
             seen = self._provider.describe(sandbox_id) if row.vcpus is None else None
             if seen is not None:
-                row = ledger.sized(row, vcpus=seen.vcpus, memory_mb=seen.memory_mb)
+                row = ledger.sized(row, vcpus=seen.vcpus, memory_mb=seen.memory_mb).row
             self._provider.delete(sandbox_id)
             if self._provider.describe(sandbox_id) is not None:
                 raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")

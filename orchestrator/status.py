@@ -7,6 +7,8 @@ from typing import Any, cast
 
 from redis import Redis
 
+from orchestrator.budget import UNTOUCHED, Balance, Budget
+from orchestrator.cost import usd_text
 from orchestrator.keys import Keys
 from orchestrator.leadership import leader
 from orchestrator.ledger import Ledger
@@ -14,6 +16,7 @@ from orchestrator.limiter import Capacity, Limiter
 from orchestrator.presence import Presence, WorkerRow
 from orchestrator.queue import JobQueue
 from orchestrator.records import Allocation
+from orchestrator.spending import burn_picousd_per_hour
 from orchestrator.unresolved import ORPHANS_DELETED, Item
 from orchestrator.vocabulary import AllocationState
 
@@ -36,6 +39,10 @@ class Status:
     leader: str | None = None
     """The reconciler that leads; None when nobody does, and killed workers' episodes stay open."""
     orphans_deleted: int = 0
+    budget: Balance = UNTOUCHED
+    """The farm's."""
+    burn_picousd_per_hour: int = 0
+    """What the sandboxes that run now cost."""
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -51,6 +58,8 @@ class Status:
             "not_settled": [item.as_json() for item in self.not_settled],
             "leader": self.leader,
             "orphans_deleted": self.orphans_deleted,
+            "budget": self.budget.as_json(),
+            "burn_usd_per_hour": usd_text(self.burn_picousd_per_hour),
         }
 
 
@@ -58,7 +67,8 @@ def read_status(redis: Redis, ledger: Ledger, limiter: Limiter, presence: Presen
     """Read the farm once."""
     counters = cast("dict[str, str]", redis.hgetall(Keys.COUNTERS))
     stuck = (AllocationState.UNRESOLVED, AllocationState.UNKNOWN)
-    unresolved = tuple(row for row in ledger.allocations.unsettled() if row.state in stuck)
+    unsettled = ledger.allocations.unsettled()
+    unresolved = tuple(row for row in unsettled if row.state in stuck)
     shown = {row.allocation_id for row in unresolved}
     return Status(
         capacity=limiter.capacity(),
@@ -75,4 +85,6 @@ def read_status(redis: Redis, ledger: Ledger, limiter: Limiter, presence: Presen
         not_settled=tuple(item for item in ledger.unresolved.items() if item.id not in shown),
         leader=leader(redis),
         orphans_deleted=int(counters.get(ORPHANS_DELETED, 0)),
+        budget=Budget(redis).read(),
+        burn_picousd_per_hour=burn_picousd_per_hour(unsettled, ledger.allocations.rates, ledger.now()),
     )

@@ -66,8 +66,10 @@ class Owned:
     row: Allocation
     sandbox_id: str
     created: float
-    """Monotonic time at which its creation was sent."""
+    """Monotonic time since which it may have run: when its creation was first sent and not refused."""
     absent: bool = False
+    affordable: bool = True
+    """False when its real size is more than a budget can bear."""
 
 
 class Allocator:
@@ -101,15 +103,18 @@ class Allocator:
         send: Callable[[CreateRequest], tuple[str, T]],
         *,
         wait_seconds: float,
+        longest_seconds: int | None = None,
     ) -> tuple[Owned, T]:
         """Create one sandbox: `send` makes exactly one attempt and returns (sandbox id, whatever it opened).
 
+        It lives, and is paid for, `longest_seconds` at most (the request's lifetime when nothing is said).
         Raises EpisodeAborted (deadline, transport) or the ProviderError that can never succeed.
         """
         ends = time.monotonic() + wait_seconds
-        self._allocations.intend(self._episode_id, role, request, self._token)
+        longest = longest_seconds or request.lifetime_seconds
+        self._allocations.intend(self._episode_id, role, request, self._token, longest_seconds=longest)
         self.intended.append(request.allocation_id)
-        row = _intended(self._episode_id, role, request.allocation_id)
+        row = _intended(self._episode_id, role, request.allocation_id, longest)
         creation = self._limiter.creation(self._episode_id, role)
         unknown, refused_since, first_sent = 0, float("inf"), float("inf")
         pause, detail = 0.0, ""
@@ -152,7 +157,7 @@ class Allocator:
         raise AssertionError("unreachable: the last attempt raises")
 
     def _own(self, row: Allocation, sandbox_id: str, sent: float) -> Owned:
-        owned = Owned(row, sandbox_id, sent)
+        owned = Owned(row, sandbox_id, created=sent)
         self.owned.append(owned)
         self._allocations.created(row, sandbox_id, self._token, creating_ms=int((time.monotonic() - sent) * 1000))
         return owned
@@ -186,10 +191,13 @@ class Allocator:
         return True
 
     def note_size(self, owned: Owned) -> bool:
-        """Write down the sandbox's real size, which is what it costs; False when it does not exist any more."""
+        """Write down the sandbox's real size, which is what it costs; False when it does not exist any more.
+
+        Sets `affordable` of `owned` where a budget cannot bear that size.
+        """
         seen = self.patiently(lambda: self._provider.describe(owned.sandbox_id))
         if seen is not None:
-            owned.row = self._allocations.sized(owned.row, vcpus=seen.vcpus, memory_mb=seen.memory_mb)
+            owned.row, owned.affordable = self._allocations.sized(owned.row, vcpus=seen.vcpus, memory_mb=seen.memory_mb)
         return seen is not None
 
     def dispose_all(self) -> list[str]:
@@ -228,11 +236,12 @@ class Allocator:
                     raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")
 
 
-def _intended(episode_id: str, role: Role, allocation_id: str) -> Allocation:
+def _intended(episode_id: str, role: Role, allocation_id: str, longest_seconds: int) -> Allocation:
     return Allocation(
         allocation_id=allocation_id,
         episode_id=episode_id,
         role=role,
         state=AllocationState.INTENDED,
+        longest_seconds=longest_seconds,
         intended_at=0,
     )

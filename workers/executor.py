@@ -92,6 +92,7 @@ class Executor:
                     request,
                     lambda body: (self._fresh_session().reset(body), None),
                     wait_seconds=self.timeline.bound(budgets.deadline_seconds),
+                    longest_seconds=budgets.longest_seconds(Role.POLICY),
                 )
             with self.timeline.timed(Phase.SETUP):
                 self._sandbox = self._attach(self._policy, budgets.policy_lifetime_seconds)
@@ -186,8 +187,11 @@ class Executor:
         self._parts.check()
 
     def _attach(self, owned: Owned, lifetime_seconds: int) -> Sandbox:
-        attach = self._parts.provider.attach
-        sandbox = self._parts.allocator.patiently(lambda: attach(owned.sandbox_id, lifetime_seconds=lifetime_seconds))
+        def attach() -> Sandbox:
+            left = lifetime_seconds - int(time.monotonic() - owned.created)  # so that it cannot outlive its reservation
+            return self._parts.provider.attach(owned.sandbox_id, lifetime_seconds=max(1, left))
+
+        sandbox = self._parts.allocator.patiently(attach)
         sandbox.probe()
         self._note_size(owned)
         return sandbox
@@ -195,6 +199,9 @@ class Executor:
     def _note_size(self, owned: Owned) -> None:
         if not self._parts.allocator.note_size(owned):
             raise SandboxGone(f"{owned.sandbox_id} does not exist right after its creation")
+        if not owned.affordable:
+            size = f"{owned.row.vcpus} vCPU and {owned.row.memory_mb} MiB"
+            raise EpisodeAborted(Outcome.BUDGET_EXHAUSTED, f"a sandbox of {size} is more than the budget can bear")
 
     def _upload(self, sandbox: Sandbox, files: Mapping[str, str], size_name: str) -> None:
         total = 0
@@ -235,6 +242,7 @@ class Executor:
             self._request(Role.VERIFIER),
             send,
             wait_seconds=self.timeline.bound(budgets.deadline_seconds),
+            longest_seconds=budgets.longest_seconds(Role.VERIFIER),
         )
         sandbox.probe()
         self._note_size(owned)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from orchestrator.farm import Farm
-    from orchestrator.receipts import ReceiptFilter
+    from orchestrator.receipts import ReceiptFilter, Receipts
 
 _TABLE_ROWS = 50
 """A table is for looking at; who wants more says so."""
@@ -113,8 +113,8 @@ def _many(farm: Farm, wanted: ReceiptFilter, chosen: Format, limit: int | None) 
     from orchestrator.receipts import Receipts
 
     reader = Receipts(farm.redis, farm.ledger.allocations)
-    if wanted.run_id is not None and not reader.knows_run(wanted.run_id):
-        _require_open_run(farm, wanted.run_id)
+    if wanted.run_id is not None:
+        require_run(farm, reader, wanted.run_id)
     if chosen is not Format.TABLE:
         found = reader.select(wanted, limit=limit)
         yield from csv_lines(found) if chosen is Format.CSV else json_lines(found)
@@ -154,11 +154,11 @@ def _one(farm: Farm, episode_id: str, chosen: Format, *, transcript: bool) -> It
         yield from full_lines(settled, entries)
 
 
-def _require_open_run(farm: Farm, run_id: str) -> None:
-    """A run without a finished episode is known by its open ones."""
+def require_run(farm: Farm, reader: Receipts, run_id: str) -> None:
+    """Raise for a run that the farm does not know; one without a finished episode is known by its open ones."""
     from orchestrator.errors import FarmError
 
-    if not any(row.run_id == run_id for row in farm.ledger.open_rows()):
+    if not reader.knows_run(run_id) and not any(row.run_id == run_id for row in farm.ledger.open_rows()):
         raise FarmError(
             f"no run {run_id!r}: the farm does not know it, or its receipts have expired; "
             "list receipts with: rollout-farm receipts"

@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "rollout-farm run weekly-sales --episodes 8",
             "rollout-farm run task.json --policy scripted --script repair --episodes 100 > receipts.jsonl",
+            "rollout-farm run weekly-sales --episodes 1000 --budget 0.50",
             "rollout-farm run weekly-sales --workers 4   # a farm of its own, when none is running",
         )
     )(run)
@@ -29,12 +30,13 @@ def run(
     ] = "scripted",
     script: Annotated[str | None, typer.Option(help="Only the script of this name; all in turn by default.")] = None,
     episodes: Annotated[int, typer.Option(min=1, max=1_000_000, help="Episodes of each task.")] = 1,
+    budget: Annotated[str | None, typer.Option(metavar="USD", help="Spend no more than this in all.")] = None,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Workers to start when no farm is running.")] = 2,
 ) -> None:
     """Run episodes through the queue: progress and a summary on standard error, receipts on standard output.
 
     Uses the farm that REDIS_URL or a running `rollout-farm up` names; else starts one for this run. Exits 8 when an
-    episode ended without a score.
+    episode ended without a score, such as budget_exhausted.
     """
     import contextlib
     import sys
@@ -45,6 +47,7 @@ def run(
     from deploy.local_farm import LocalFarm
     from deploy.rollouts import json_line, run_scripted, scripts_of, summary
     from deploy.terminal import errors
+    from orchestrator.cost import parse_usd
     from orchestrator.errors import SettingsError
     from orchestrator.pool import Pool
     from orchestrator.settings import load_settings
@@ -56,6 +59,7 @@ def run(
     tasks = [found for name in task for found in load_tasks(name)]
     for found in tasks:
         scripts_of(found, script)  # a name that is wrong is said before anything is started
+    parse_usd(budget or 0, name="--budget")
     settings = load_settings()
     with contextlib.ExitStack() as stack:
         resolved = running_stack(settings) or settings
@@ -63,7 +67,7 @@ def run(
         if resolved.redis_url is None:
             farm = stack.enter_context(LocalFarm(settings, workers=workers, temporary=True))
             resolved, check = farm.settings, farm.check
-        pool = stack.enter_context(Pool(resolved))
+        pool = stack.enter_context(Pool(resolved, budget_usd=budget))
         errors().print(f"run {pool.run_id}", markup=False)
         if not pool.capacity().live_slots:
             errors().print("no worker is alive yet; waiting for one (rollout-farm worker starts one)", markup=False)

@@ -1,4 +1,4 @@
-"""`rollout-farm status`: the farm at a glance."""
+"""`rollout-farm status`: the farm at a glance, once or again and again."""
 
 from __future__ import annotations
 
@@ -9,62 +9,108 @@ import typer
 from deploy.commands.examples import examples
 
 if TYPE_CHECKING:
-    from orchestrator.status import Status
+    from collections.abc import Iterator
+
+    from deploy.glance import Board
+    from orchestrator.farm import Farm
+
+_LAST = 8
+"""Outcomes on the board."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog=examples("rollout-farm status", "rollout-farm status --json"))(status)
+    app.command(
+        epilog=examples(
+            "rollout-farm status",
+            "rollout-farm status --json",
+            "rollout-farm status --watch",
+            "rollout-farm status --watch --every 10 >> status.log",
+        )
+    )(status)
 
 
 def status(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; with --watch, one a line.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again and again until Ctrl-C, with more detail.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks of --watch.")] = 2.0,
 ) -> None:
-    """Show workers, slots, limits, queue, outcomes, who reconciles, and by id what could not be settled yet."""
+    """Show workers, slots, limits, queue, outcomes, spending, who reconciles, and by id what could not be settled yet.
+
+    With --watch also the limits in force, 429 answers and the last outcomes: a board in a terminal, else plain text.
+    """
     import json
 
-    from deploy.commands.resolve import connected_settings
+    from deploy.commands.resolve import connected_settings, stop_as_ctrl_c_does
+    from deploy.glance import facts_of
     from deploy.terminal import output
     from orchestrator.farm import open_farm
     from orchestrator.status import read_status
 
-    farm = open_farm(connected_settings())
+    farm = open_farm(connected_settings(), patient=not watch)  # who looks again in a moment anyway says what is wrong
+    if watch:
+        stop_as_ctrl_c_does()
+        try:
+            _watch(farm, every, as_json=as_json)
+        except KeyboardInterrupt:
+            return  # as asked: there is no other end
     reading = read_status(farm.redis, farm.ledger, farm.limiter, farm.presence, farm.queue)
     if as_json:
         typer.echo(json.dumps(reading.as_json()))
     else:
-        output().print(_text(reading), markup=False)
+        output().print("\n".join(fact.line() for fact in facts_of(reading)), markup=False)
 
 
-def _text(reading: Status) -> str:
-    from deploy.moments import show_moment
-    from deploy.terminal import safe
+def _watch(farm: Farm, every: float, *, as_json: bool) -> None:
+    import json
+    import time
 
-    capacity = reading.capacity
-    lines = [
-        f"workers     {len(reading.workers)} ({capacity.live_slots} live slots)",
-        f"capacity    {capacity.free} free; limit {capacity.concurrency_limit}, {capacity.permits} admitted, "
-        f"{capacity.reserved} reserved",
-        f"queue       {reading.queued_jobs} jobs; {reading.open_episodes} open episodes, "
-        f"{reading.running_episodes} running",
-        "outcomes    " + (", ".join(f"{name} {count}" for name, count in reading.outcomes.items()) or "none yet"),
-    ]
-    orphans = f"; orphans deleted so far: {reading.orphans_deleted}" if reading.orphans_deleted else ""
-    lines.append(f"reconciler  {reading.leader or 'NONE'}{orphans}")
-    lines += [f"worker      {row.worker_id} on {row.host}, pid {row.pid}, {row.state}" for row in reading.workers]
-    lines += [
-        f"UNRESOLVED  {row.allocation_id}: sandbox {row.sandbox_id or 'not named'}, {row.state}: {row.detail or ''}"
-        for row in reading.unresolved
-    ]
-    lines += [
-        f"UNRESOLVED  {item.kind} {item.id}, since {show_moment(item.since)}: {item.reason}"
-        for item in reading.not_settled
-    ]
-    if reading.leader is None:
-        lines.append(
-            "nobody leads the reconcilers, what killed workers leave stays: start one with rollout-farm orchestrator"
-        )
-    if not reading.workers:
-        lines.append("no worker is alive: start some with rollout-farm worker, or rollout-farm up")
-    return "\n".join(safe(line, multiline=False) for line in lines)
+    from rich.console import Console
+    from rich.live import Live
+
+    from deploy.glance import board_lines, draw
+    from deploy.terminal import output
+
+    screen = Console(highlight=False)
+    if screen.is_terminal and not as_json:
+        with Live(console=screen, auto_refresh=False) as live:
+            for board in _boards(farm):
+                live.update(draw(board), refresh=True)
+                time.sleep(every)
+    for board in _boards(farm):
+        if as_json:
+            typer.echo(json.dumps({"at": board.at, "trouble": board.trouble, **board.status.as_json()}))
+        else:
+            output().print("\n".join(board_lines(board)) + "\n", markup=False)
+        time.sleep(every)
+
+
+def _boards(farm: Farm) -> Iterator[Board]:
+    """One look after another; while Redis is away, the last one, which says so."""
+    import dataclasses
+
+    from redis.exceptions import RedisError
+
+    from deploy.glance import Board
+    from orchestrator.connection import without_password
+    from orchestrator.receipts import ReceiptFilter, Receipts
+    from orchestrator.status import read_status
+
+    receipts = Receipts(farm.redis, farm.ledger.allocations)
+    board: Board | None = None
+    while True:
+        try:
+            board = Board(
+                read_status(farm.redis, farm.ledger, farm.limiter, farm.presence, farm.queue),
+                farm.limiter.read(),
+                tuple(receipts.select(ReceiptFilter(), limit=_LAST)),
+                farm.ledger.now(),
+            )
+        except RedisError as error:
+            if board is None:
+                raise
+            board = dataclasses.replace(board, trouble=f"Redis is away: {without_password(str(error))}")
+        yield board

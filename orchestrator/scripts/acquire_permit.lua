@@ -1,14 +1,45 @@
 -- Grants an episode the leave to hold one running sandbox: first come, first served; reservations before others.
+-- With the permit goes a reservation of the most that its sandboxes can cost, in its run's budget and the farm's.
 -- Needs: limits.
+-- Needs: money.
 -- KEYS: 1 permits, 2 waiters, 3 waiters seen, 4 limits, 5 reservations, 6 slots, 7 wake list of this episode,
---       8 episode row, 9 whose turn it is to reserve, 10 places at the provider, 11 line of creators, 12 when they ask
--- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 waiter patience ms, 5 wake key prefix
--- Returns: 1 granted, 0 wait (in line), 2 step back: all that is free is reserved for others,
---          3 the reservation can no longer be met (the limit fell below it), 4 the episode has its receipt already
+--       8 episode row, 9 whose turn it is to reserve, 10 places at the provider, 11 line of creators, 12 when they ask,
+--       13 the farm's budget, 14 sizes of templates
+-- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 waiter patience ms, 5 wake key prefix,
+--       6 prefix of a run's budget, 7 pico-dollars per vCPU-second, 8 the same per GiB-second, 9 vcpus:memory_mb of a
+--       template that was never seen, 10 how long it may wait for money that is reserved for others, ms
+-- Returns: 1 granted, 0 wait (in line), 2 step back: all that is free (places or money) is reserved for others,
+--          3 the reservation can no longer be met (the limit fell below it), 4 the episode has its receipt already,
+--          5 its run's budget cannot pay for it, 6 the farm's cannot
 -- a permit given after the receipt would never be freed: a process that was stopped for long may still ask
-if redis.call('HGET', KEYS[8], 'state') == 'final' then return 4 end
+local episode = redis.call('HMGET', KEYS[8], 'state', 'run', 'template', 'policy_seconds', 'verifier_seconds')
+if episode[1] == 'final' then return 4 end
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
 local now = now_ms()
+
+-- money first: who cannot be paid for takes no place in line
+local run, size, policy, verifier
+if episode[4] then
+  run = ARGV[6] .. episode[2]
+  size = redis.call('HGET', KEYS[14], episode[3]) or ARGV[9]
+  local vcpus, memory = string.match(size, '^(%d+):(%d+)$')
+  local function highest(seconds)
+    return highest_price(tonumber(seconds), tonumber(vcpus), tonumber(memory), tonumber(ARGV[7]), tonumber(ARGV[8]))
+  end
+  policy, verifier = highest(episode[4]), highest(episode[5])
+  local short, code = shortage(run, policy + verifier), 5
+  if short < 2 then
+    local of_farm = shortage(KEYS[13], policy + verifier)
+    if of_farm > short then short, code = of_farm, 6 end
+  end
+  if short == 2 then return code end
+  if short == 1 then
+    if ARGV[2] ~= '' then return code end  -- its batch is live at once or not at all: none of it gives money back
+    redis.call('HSETNX', KEYS[8], 'unfunded_at', now)
+    return now - redis.call('HGET', KEYS[8], 'unfunded_at') > tonumber(ARGV[10]) and code or 2
+  end
+end
+
 local limits = read_hash(KEYS[4])
 local limit = allowed_concurrency(limits, ARGV[3])
 local held, waiting = redis.call('ZCARD', KEYS[1]), redis.call('ZCARD', KEYS[2])
@@ -26,6 +57,12 @@ if not mine and paused_until(limits, now) > now + HOLD_MS then free = 0 end
 local queue = redis.call('EXISTS', KEYS[2]) == 1
 local function grant()
   redis.call('ZADD', KEYS[1], mine and -mine.total or now, ARGV[1])
+  if run then
+    redis.call('HDEL', KEYS[8], 'unfunded_at')
+    redis.call('HSET', KEYS[8], 'reserved_policy', string.format('%.0f', policy),
+               'reserved_verifier', string.format('%.0f', verifier), 'size', size)
+    move_money(KEYS[13], run, policy + verifier, 0)
+  end
   if not queue then return 1 end
   redis.call('ZREM', KEYS[2], ARGV[1])
   redis.call('ZREM', KEYS[3], ARGV[1])

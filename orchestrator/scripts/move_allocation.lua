@@ -1,10 +1,12 @@
 -- Moves an allocation along one row of the transition table; settles it and frees its permit where that ends it.
--- Needs: limits. Needs: costs.
+-- Its reservation gives way to what it really cost. Of one that was never named nobody knows: it counts as its longest
+-- life in the budgets, and not at all in the counters.
+-- Needs: limits. Needs: costs. Needs: money.
 -- KEYS: 1 episode row, 2 allocation row, 3 allocations, 4 counters, 5 permits, 6 waiters,
---       7 places at the provider, 8 limits, 9 line of creators, 10 when they ask again
+--       7 places at the provider, 8 limits, 9 line of creators, 10 when they ask again, 11 the farm's budget
 -- ARGV: 1 token, 2 allocation id, 3 episode id, 4 next state, 5 allowed from (comma-separated), 6 settled (1 or 0),
 --       7 retention seconds, 8 wake key prefix, 9 fields JSON, 10 counters JSON,
---       11 cost in pico-dollars, 12 bounds of an episode's cost, JSON
+--       11 cost in pico-dollars, 12 bounds of an episode's cost, JSON, 13 prefix of a run's budget
 --       (the token '*' is the reconciler's for episodes that already have their receipt)
 -- Returns: 1 moved, 2 it was in that state already, 0 not the owner's token, -1 not a row of the table
 local state = redis.call('HGET', KEYS[2], 'state')
@@ -19,7 +21,8 @@ if state == ARGV[4] then  -- unknown again: one more creation may have been sent
 end
 if not string.find(',' .. ARGV[5] .. ',', ',' .. state .. ',', 1, true) then return -1 end
 redis.call('HSET', KEYS[2], 'state', ARGV[4], ARGV[4] .. '_at', now)
-for name, value in pairs(cjson.decode(ARGV[9])) do redis.call('HSET', KEYS[2], name, value) end
+local fields = cjson.decode(ARGV[9])
+for name, value in pairs(fields) do redis.call('HSET', KEYS[2], name, value) end
 for name, value in pairs(cjson.decode(ARGV[10])) do redis.call('HINCRBY', KEYS[4], name, value) end
 if ARGV[11] ~= '0' then redis.call('HINCRBY', KEYS[1], 'cost_picousd', ARGV[11]) end
 if ARGV[4] == 'absent' then redis.call('HSET', KEYS[8], 'freed_at', now) end
@@ -27,10 +30,17 @@ if ARGV[4] == 'created' or ARGV[6] == '1' then note_sandbox(KEYS[7], ARGV[3], KE
 if ARGV[6] == '1' then
   redis.call('ZREM', KEYS[3], ARGV[2])
   redis.call('EXPIRE', KEYS[2], ARGV[7])
+  local reservation = 'reserved_' .. redis.call('HGET', KEYS[2], 'role')
+  local held = tonumber(redis.call('HGET', KEYS[1], reservation) or '0')
+  local cost = tonumber(fields.cost_picousd or ARGV[4] == 'expired' and held or 0)
+  redis.call('HDEL', KEYS[1], reservation)
+  local run = redis.call('HGET', KEYS[1], 'run')
+  if run and (held ~= 0 or cost ~= 0) then move_money(KEYS[11], ARGV[13] .. run, -held, cost) end
   local left = redis.call('HINCRBY', KEYS[1], 'unsettled', -1)
   if final and left <= 0 then
     observe_cost(KEYS[1], KEYS[4], ARGV[12])
     redis.call('EXPIRE', KEYS[1], ARGV[7])
+    release_money(KEYS[1], KEYS[11], ARGV[13])
     if free_permit(ARGV[3], KEYS[5], KEYS[7], KEYS[8], KEYS[9], KEYS[10], ARGV[8]) == 1 then
       wake_first(KEYS[6], ARGV[8])
     end

@@ -291,7 +291,7 @@ class _Episode:
         assert self._row is not None
         name = f"sbx-{self._row.allocation_id}"
         self._ledger.allocations.created(self._row, name, token, creating_ms=0)
-        row = self._ledger.allocations.sized(self._row, vcpus=_VCPUS, memory_mb=_MEMORY_MB)
+        row = self._ledger.allocations.sized(self._row, vcpus=_VCPUS, memory_mb=_MEMORY_MB).row
         self._row = row.model_copy(update={"sandbox_id": name})
 
     def _absent(self, token: str) -> None:

@@ -174,7 +174,7 @@ def test_money_is_exact_and_moves_once_with_the_settlement(farm: Farm, redis: Re
             row = intended(farm, spec, lease, role)
             ms, vcpus, memory = dice.randrange(86_400_001), dice.randint(1, 64), dice.choice([128, 481, 512, 65_536])
             farm.ledger.allocations.created(row, "sbx1", lease.token, creating_ms=1)
-            row = farm.ledger.allocations.sized(row, vcpus=vcpus, memory_mb=memory)
+            row = farm.ledger.allocations.sized(row, vcpus=vcpus, memory_mb=memory).row
             for _ in range(2):
                 farm.ledger.allocations.absent(row, lease.token, running_ms=ms)
             per_second = Decimal(str(rates.vcpu_usd_per_second)) * vcpus

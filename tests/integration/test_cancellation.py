@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import cast
 
 import pytest
 from redis import Redis
@@ -204,7 +205,8 @@ def test_cancelling_while_slots_take_ends_every_episode_once(settings: Settings,
             ending = pool.cancel(wait_seconds=WAIT_SECONDS)
             assert ending.complete
         assert len(Finished(redis, "run-test").after(START, 1)) == 60
-        counts = {name: int(n) for name, n in redis.hgetall(Keys.COUNTERS).items() if "episodes:" in name}
+        counters = cast("dict[str, str]", redis.hgetall(Keys.COUNTERS)).items()
+        counts = {name: int(count) for name, count in counters if name.startswith("episodes:")}
         assert sum(counts.values()) == 60
         assert counts["episodes:cancelled"] > 0
         assert farm.queue.depth() == 0

@@ -41,6 +41,8 @@ def run(directory: Path, *arguments: str, **variables: str) -> subprocess.Comple
     "words",
     [
         ("receipts",),
+        ("cost",),
+        ("budget",),
         ("cancel",),
         ("reconcile",),
         ("status",),

@@ -105,7 +105,7 @@ def silent(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 def test_a_provider_that_names_nothing_refuses_few_creations(silent: tuple[str, Path], redis_url: str) -> None:
     api_url, log = silent
     ends = time.monotonic() + 20
-    slots = [threading.Thread(target=farm_slot, args=(f"s{n}", api_url, redis_url, 10, ends)) for n in range(8)]
+    slots = [threading.Thread(target=farm_slot, args=(f"s{n}", api_url, redis_url, 10, 100, ends)) for n in range(8)]
     for slot in slots:
         slot.start()
     for slot in slots:

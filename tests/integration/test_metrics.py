@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.embedded import EmbeddedRedis
 from deploy.web_server import serving
+from orchestrator.cost import usd
 from orchestrator.errors import SettingsError
 from orchestrator.farm import Farm, open_farm
 from orchestrator.metrics import read
@@ -136,7 +137,7 @@ def test_every_name_of_the_design_is_there_and_none_carries_an_id(lasting: Field
     assert {name for name, _ in given} <= labels
     known = {*map(str, Outcome), *map(str, Role), *map(str, AllocationState), *map(str, Phase)}
     known |= {"rate", "concurrency", "terminal", "submit", "ok", "failed", "timed_out", "lost", lasting.settings.queue}
-    known |= {"busy", "idle", "configured", "effective", "spent"}
+    known |= {"busy", "idle", "configured", "effective", "spent", "reserved"}
     assert {v for name, v in given if name != "le"} <= known
     if promtool := shutil.which("promtool"):
         checked = subprocess.run(
@@ -176,7 +177,7 @@ def test_a_late_settlement_is_in_the_cost_of_its_episode_and_counted_once(redis_
         admit(farm, spec.episode_id)
         row = intended(farm, spec, lease, Role.POLICY)
         farm.ledger.allocations.created(row, "sandbox-1", lease.token, creating_ms=10)
-        row = farm.ledger.allocations.sized(row, vcpus=2, memory_mb=512)
+        row = farm.ledger.allocations.sized(row, vcpus=2, memory_mb=512).row
         farm.ledger.allocations.unresolved(row, lease.token, "the deletion was not answered")
         farm.ledger.commit(a_receipt(spec, Outcome.CLEANUP_UNRESOLVED, allocations=(row.allocation_id,)), lease.token)
         assert value(series(scrape(farm)), "farm_episode_cost_usd_count") == 0
@@ -185,6 +186,19 @@ def test_a_late_settlement_is_in_the_cost_of_its_episode_and_counted_once(redis_
         found = series(scrape(farm))
         assert value(found, "farm_episode_cost_usd_count") == 1
         assert value(found, "farm_episode_cost_usd_sum") == value(found, "farm_cost_usd_total", role="policy") > 0
+
+
+def test_the_budget_is_told_with_its_limit_once_there_is_one(redis_url: str) -> None:
+    with farm_of(farm_settings(redis_url)) as farm:
+        spec, _ = leased(farm)
+        admit(farm, spec.episode_id)
+        found = series(scrape(farm))
+        assert ("farm_budget_usd", frozenset({("kind", "limit")})) not in found
+        reserved = float(usd(farm.budget.read().reserved_picousd))
+        assert value(found, "farm_budget_usd", kind="reserved") == reserved > 0
+        assert value(found, "farm_budget_usd", kind="spent") == 0
+        farm.budget.set("2.50")
+        assert value(series(scrape(farm)), "farm_budget_usd", kind="limit") == 2.5
 
 
 def test_without_redis_metrics_say_so_and_readiness_fails(tmp_path: Path) -> None:

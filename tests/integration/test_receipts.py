@@ -128,7 +128,7 @@ def test_a_receipt_comes_with_its_allocations_as_they_stand(farm: Farm) -> None:
         spec, lease = leased(farm)
         row = intended(farm, spec, lease)
         farm.ledger.allocations.created(row, f"sbx-{number}", lease.token, creating_ms=5)
-        row = farm.ledger.allocations.sized(stored(farm, row.allocation_id), vcpus=2, memory_mb=512)
+        row = farm.ledger.allocations.sized(stored(farm, row.allocation_id), vcpus=2, memory_mb=512).row
         farm.ledger.allocations.absent(row, lease.token, running_ms=1000 * (number + 1))
         farm.ledger.commit(a_receipt(spec, Outcome.SOLVED, allocations=(row.allocation_id,)), lease.token)
         specs.append(spec)

@@ -25,7 +25,20 @@ def running_redis(directory: Path) -> Iterator[str]:
 def leaks(client: Redis) -> list[str]:
     """The farm's keys that would live for ever without a reason, each with what is wrong."""
     names = sorted(client.scan_iter(match=f"{FARM}*", count=1000))
-    return [problem for name in names if client.ttl(name) == -1 and (problem := _leak(client, name))]
+    found = [problem for name in names if client.ttl(name) == -1 and (problem := _leak(client, name))]
+    return found + _money_without_owner(client)
+
+
+def _money_without_owner(client: Redis) -> list[str]:
+    """What the farm's budget has reserved beyond what episodes that are open or unsettled hold."""
+    held = 0
+    for name in client.scan_iter(match=Keys.episode("*"), count=1000):
+        row = cast("list[str | None]", client.hmget(name, ["reserved_policy", "reserved_verifier"]))
+        held += sum(int(amount or 0) for amount in row)
+        if any(row) and client.ttl(name) != -1:
+            return [f"{name} is over and has money reserved"]
+    reserved = int(client.hget(Keys.BUDGET, "reserved") or 0)
+    return [] if reserved == held else [f"{Keys.BUDGET} has {reserved} reserved, of which episodes hold {held}"]
 
 
 def held(client: Redis) -> dict[str, list[str]]:

@@ -104,10 +104,12 @@ def leased(farm: Farm, spec: EpisodeSpec | None = None, *, lease_seconds: float 
     return spec, lease
 
 
-def intended(farm: Farm, spec: EpisodeSpec, lease: Lease, role: Role = Role.POLICY) -> Allocation:
+def intended(
+    farm: Farm, spec: EpisodeSpec, lease: Lease, role: Role = Role.POLICY, *, longest_seconds: int = 86_400
+) -> Allocation:
     """An allocation whose intent stands in the ledger."""
     request = a_request(spec, role)
-    farm.ledger.allocations.intend(spec.episode_id, role, request, lease.token)
+    farm.ledger.allocations.intend(spec.episode_id, role, request, lease.token, longest_seconds=longest_seconds)
     return stored(farm, request.allocation_id)
 
 

@@ -1,0 +1,310 @@
+"""The hard cap on a real Redis: reserved with the permit, replaced by the real cost, never exceeded."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from redis import Redis
+
+from orchestrator.allocations import RECONCILER_TOKEN
+from orchestrator.cost import cost_picousd, parse_usd
+from orchestrator.errors import EpisodeAborted, SettingsError
+from orchestrator.farm import Farm
+from orchestrator.keys import Keys
+from orchestrator.ledger import Lease
+from orchestrator.limiter import Admission, Answer
+from orchestrator.records import EpisodeSpec
+from orchestrator.settings import Settings
+from orchestrator.vocabulary import Outcome, Role
+from tests.support.scene import Scene
+from tests.support.truth import a_receipt, a_spec, admit, farm_settings, intended, leased, opened_farm, stored
+
+pytest_plugins = ["tests.support.scene"]
+
+RUN = "run-test"
+PRICE = 30_250_000
+"""Pico-dollars a second of 2 vCPU and 512 MiB at list prices."""
+
+WORST = (611 + 120) * PRICE
+"""A policy sandbox of 600 s, two request times and a second of rounding, and a verifier of 120 s."""
+
+
+@pytest.fixture
+def settings(redis_url: str) -> Settings:
+    return farm_settings(redis_url, concurrency_limit=10)
+
+
+def ask(farm: Farm, spec: EpisodeSpec, reservation: str | None = None) -> Answer:
+    return farm.limiter.ask(spec.episode_id, reservation_id=reservation)
+
+
+def running(farm: Farm, spec: EpisodeSpec | None = None) -> tuple[EpisodeSpec, Lease]:
+    spec, lease = leased(farm, spec)
+    assert ask(farm, spec) is Answer.GRANTED
+    return spec, lease
+
+
+def limit(farm: Farm, picousd: int, run_id: str | None = RUN) -> None:
+    farm.budget.set(Decimal(picousd) / 10**12, run_id=run_id)
+
+
+def books(farm: Farm, run_id: str | None = RUN) -> tuple[int, int]:
+    """Spent and reserved."""
+    balance = farm.budget.read(run_id)
+    return balance.spent_picousd, balance.reserved_picousd
+
+
+def settle(
+    farm: Farm, spec: EpisodeSpec, lease: Lease, role: Role, ms: int, *, vcpus: int = 2, memory_mb: int = 512
+) -> int:
+    """A sandbox's whole life; its cost."""
+    row = intended(farm, spec, lease, role)
+    farm.ledger.allocations.created(row, f"sbx-{role}", lease.token, creating_ms=0)
+    row = farm.ledger.allocations.sized(row, vcpus=vcpus, memory_mb=memory_mb).row
+    farm.ledger.allocations.absent(row, lease.token, running_ms=ms)
+    return cost_picousd(ms, vcpus=vcpus, memory_mb=memory_mb, rates=farm.settings.rates())
+
+
+def end(farm: Farm, *episodes: tuple[EpisodeSpec, Lease]) -> None:
+    for spec, lease in episodes:
+        farm.ledger.commit(a_receipt(spec), lease.token)
+
+
+@pytest.mark.parametrize("whose", [RUN, None], ids=["run", "farm"])
+def test_a_permit_reserves_the_longest_lives_of_both_sandboxes_and_the_receipt_gives_back_the_rest(
+    farm: Farm, whose: str | None
+) -> None:
+    spec, lease = running(farm)
+    assert books(farm, whose) == (0, WORST)
+    assert ask(farm, spec) is Answer.GRANTED
+    assert books(farm, whose) == (0, WORST), "asked again after a lost answer"
+    cost = settle(farm, spec, lease, Role.POLICY, 12_345)
+    assert books(farm, whose) == (cost, 120 * PRICE), "the verifier's share stays"
+    cost += settle(farm, spec, lease, Role.VERIFIER, 777)
+    assert books(farm, whose) == (cost, 0)
+    end(farm, (spec, lease))
+    assert books(farm, whose) == (cost, 0)
+
+
+@pytest.mark.parametrize(("whose", "answer"), [(RUN, Answer.RUN_BUDGET), (None, Answer.FARM_BUDGET)])
+def test_what_cannot_be_paid_for_ends_as_budget_exhausted_and_running_episodes_finish(
+    farm: Farm, redis: Redis, whose: str | None, answer: Answer
+) -> None:
+    first = running(farm)
+    cost = settle(farm, *first, Role.POLICY, 1)
+    limit(farm, cost + WORST - 1, whose)
+    late = leased(farm)
+    assert ask(farm, late[0]) is answer
+    with pytest.raises(EpisodeAborted) as refused:
+        admit(farm, late[0].episode_id)
+    assert refused.value.outcome is Outcome.BUDGET_EXHAUSTED
+    assert "rollout-farm budget" in refused.value.detail
+    assert redis.zcard(Keys.PERMITS) == 1
+    assert redis.zcard(Keys.WAITERS) == 0
+    settle(farm, *first, Role.VERIFIER, 1)
+    end(farm, first, late)
+
+
+def test_the_last_pico_dollar_can_be_reserved(farm: Farm) -> None:
+    limit(farm, 2 * WORST)
+    first, second = running(farm), running(farm)
+    balance = farm.budget.read(RUN)
+    assert (balance.left_picousd, balance.reserved_picousd) == (0, 2 * WORST)
+    end(farm, first, second)
+
+
+def test_a_large_budget_is_compared_to_the_last_pico_dollar(farm: Farm, redis: Redis) -> None:
+    """Beyond 9,007 dollars pico-dollars are more than a double's 53 bits."""
+    spent = 500_000 * 10**12 + 1
+    redis.hset(Keys.budget(RUN), "spent", spent)
+    spec, lease = leased(farm)
+    redis.hset(Keys.budget(RUN), "limit", spent + WORST - 1)
+    assert ask(farm, spec) is Answer.RUN_BUDGET
+    redis.hset(Keys.budget(RUN), "limit", spent + WORST)
+    assert ask(farm, spec) is Answer.GRANTED
+    assert farm.budget.read(RUN).left_picousd == 0
+    end(farm, (spec, lease))
+
+
+def test_money_that_is_only_reserved_is_waited_for(farm: Farm, redis: Redis) -> None:
+    limit(farm, WORST + 100 * PRICE)
+    first = running(farm)
+    late, lease = leased(farm)
+    assert ask(farm, late) is Answer.STEP_BACK
+    assert redis.zcard(Keys.WAITERS) == 0, "it keeps nobody of another run waiting"
+    other = running(farm, a_spec(run_id="run-other"))
+    settle(farm, *first, Role.POLICY, 100)
+    settle(farm, *first, Role.VERIFIER, 100)
+    end(farm, first)
+    assert ask(farm, late) is Answer.GRANTED
+    end(farm, (late, lease), other)
+
+
+def test_money_that_never_comes_back_is_waited_for_only_so_long(farm: Farm, redis: Redis) -> None:
+    limit(farm, WORST)
+    first, late = running(farm), leased(farm)
+    name = late[0].episode_id
+    assert ask(farm, late[0]) is Answer.STEP_BACK
+    assert farm.limiter.ask(name, reservation_id=None, patience_seconds=0) in (Answer.STEP_BACK, Answer.RUN_BUDGET)
+    redis.hincrby(Keys.episode(name), "unfunded_at", -901_000)
+    assert ask(farm, late[0]) is Answer.RUN_BUDGET
+    end(farm, first, late)
+
+
+def test_a_reserved_batch_does_not_wait_for_money(farm: Farm) -> None:
+    """All of it has to be live at once: waiting for its own money it would only wait for its windows to end."""
+    limit(farm, WORST)
+    first, late = running(farm), leased(farm)
+    assert ask(farm, late[0], "reservation-1") is Answer.RUN_BUDGET
+    end(farm, first, late)
+
+
+def test_an_admission_that_waits_for_money_goes_on_when_the_limit_is_raised(farm: Farm) -> None:
+    limit(farm, WORST)
+    first, late = running(farm), leased(farm)
+    assert admit(farm, late[0].episode_id) is Admission.STEP_BACK, "to the queue's end: the slot is for others"
+    limit(farm, 2 * WORST)
+    assert admit(farm, late[0].episode_id) is Admission.GRANTED
+    farm.budget.set(None, run_id=RUN)
+    third = running(farm)
+    end(farm, first, late, third)
+
+
+def test_a_limit_counts_what_was_spent_and_reserved_before_it_was_set(farm: Farm) -> None:
+    first = running(farm)
+    cost = settle(farm, *first, Role.POLICY, 5000)
+    limit(farm, cost + 120 * PRICE + WORST - 1)
+    late = leased(farm)
+    assert ask(farm, late[0]) is Answer.STEP_BACK
+    end(farm, first)
+    assert ask(farm, late[0]) is Answer.GRANTED
+    end(farm, late)
+
+
+def test_a_template_is_reserved_for_at_the_size_that_was_seen(farm: Farm) -> None:
+    first = running(farm, a_spec(template="small"))
+    settle(farm, *first, Role.POLICY, 1, vcpus=1, memory_mb=1024)
+    small = (611 + 120) * (14_000_000 + 4_500_000)
+    assert books(farm)[1] == 120 * 18_500_000, "the verifier is of the same template"
+    end(farm, first)
+    second = running(farm, a_spec(template="small"))
+    assert books(farm)[1] == small
+    third = running(farm, a_spec(template="another"))
+    assert books(farm)[1] == small + WORST
+    end(farm, second, third)
+
+
+@pytest.mark.parametrize("room", [0, 10**12])
+def test_a_sandbox_larger_than_reserved_for_is_affordable_only_while_the_limit_bears_it(farm: Farm, room: int) -> None:
+    limit(farm, WORST + room)
+    spec, lease = running(farm)
+    row = intended(farm, spec, lease)
+    farm.ledger.allocations.created(row, "sbx-1", lease.token, creating_ms=0)
+    large, affordable = farm.ledger.allocations.sized(row, vcpus=8, memory_mb=8192)
+    assert affordable is (room > 0)
+    reserved = (611 + 120) * (8 * 14_000_000 + 8 * 4_500_000)
+    assert books(farm) == (0, reserved)
+    again = farm.ledger.allocations.sized(row, vcpus=8, memory_mb=8192)
+    assert books(farm) == (0, reserved), "said again"
+    assert again.row == large
+    farm.ledger.allocations.absent(large, lease.token, running_ms=100)
+    end(farm, (spec, lease))
+    assert books(farm)[1] == 0
+
+
+def test_a_sandbox_is_paid_for_no_longer_than_it_could_live(farm: Farm) -> None:
+    """Every host was dead for a day; the provider ended the sandbox after its lifetime."""
+    spec, lease = running(farm)
+    row = intended(farm, spec, lease, longest_seconds=611)
+    farm.ledger.allocations.created(row, "sbx-1", lease.token, creating_ms=0)
+    farm.ledger.allocations.absent(row, lease.token, running_ms=86_400_000)
+    assert stored(farm, row.allocation_id).running_seconds == 611
+    assert books(farm) == (611 * PRICE, 120 * PRICE), "without a size it is paid for as it was reserved"
+    end(farm, (spec, lease))
+
+
+def test_what_may_have_run_unseen_counts_as_its_longest_life(farm: Farm) -> None:
+    spec, lease = running(farm)
+    row = intended(farm, spec, lease)
+    farm.ledger.allocations.unknown(row, lease.token, "its answer was lost")
+    end(farm, (spec, lease))
+    assert books(farm) == (0, WORST), "kept until it is settled"
+    farm.ledger.allocations.expired(row, RECONCILER_TOKEN, "over")
+    assert books(farm) == (611 * PRICE, 0)
+
+
+def test_a_refused_creation_costs_nothing(farm: Farm) -> None:
+    spec, lease = running(farm)
+    farm.ledger.allocations.refused(intended(farm, spec, lease), lease.token, "429")
+    end(farm, (spec, lease))
+    assert books(farm) == (0, 0)
+
+
+def test_a_dead_hosts_reservation_stays_until_the_reconciler_has_settled_it(scene: Scene) -> None:
+    spec, _, sandbox_id = scene.started()
+    scene.provider.undeletable.add(sandbox_id)
+    scene.kill(spec)
+    scene.round()
+    assert scene.receipt(spec).outcome is Outcome.WORKER_LOST
+    assert books(scene.farm) == (0, WORST)
+    scene.provider.undeletable.clear()
+    scene.round()
+    spent, reserved = books(scene.farm)
+    assert reserved == 0
+    assert spent == scene.farm.ledger.receipt(spec.episode_id).cost_picousd > 0  # type: ignore[union-attr]
+
+
+def test_an_episode_given_back_to_the_queue_has_nothing_reserved(farm: Farm) -> None:
+    limit(farm, WORST)
+    first, late = running(farm), leased(farm)
+    assert ask(farm, late[0]) is Answer.STEP_BACK
+    assert farm.ledger.defer(late[1])
+    assert books(farm) == (0, WORST)
+    end(farm, first)
+    again = farm.ledger.take(late[0].episode_id, 2, "owner-2", lease_seconds=30)
+    assert again is not None
+    assert ask(farm, late[0]) is Answer.GRANTED
+    end(farm, (late[0], again))
+
+
+def test_rates_and_the_default_size_are_settings(redis_url: str) -> None:
+    changes = {"vcpu_usd_per_second": 0.00002, "gib_usd_per_second": 0, "default_vcpus": 4}
+    with opened_farm(redis_url, **changes) as farm:
+        episode = running(farm)
+        assert books(farm) == (0, 731 * 80_000_000)
+        end(farm, episode)
+
+
+def test_free_sandboxes_need_no_budget(redis_url: str) -> None:
+    with opened_farm(redis_url, vcpu_usd_per_second=0, gib_usd_per_second=0) as farm:
+        limit(farm, 0)
+        episode = running(farm)
+        assert books(farm) == (0, 0)
+        end(farm, episode)
+
+
+@pytest.mark.parametrize("amount", ["", "much", "-1", "nan", "inf", "1e9", "1000001"])
+def test_an_amount_that_is_none_is_refused_and_changes_nothing(farm: Farm, amount: str) -> None:
+    limit(farm, 5)
+    with pytest.raises(SettingsError, match="US dollars"):
+        farm.budget.set(amount, run_id=RUN)
+    assert farm.budget.read(RUN).limit_picousd == 5
+
+
+@pytest.mark.parametrize(
+    ("amount", "picousd"),
+    [("2.50", 25 * 10**11), ("$1", 10**12), (0.1, 10**11), (Decimal("0.000000000001"), 1), ("0", 0), (3, 3 * 10**12)],
+)
+def test_an_amount_is_exact(amount: str | float | Decimal, picousd: int) -> None:
+    assert parse_usd(amount, name="it") == picousd
+
+
+def test_a_runs_books_are_forgotten_long_after_its_last_movement(farm: Farm, redis: Redis) -> None:
+    limit(farm, WORST)
+    assert redis.ttl(Keys.budget(RUN)) > 89 * 86_400
+    redis.expire(Keys.budget(RUN), 1000)
+    episode = running(farm)
+    assert redis.ttl(Keys.budget(RUN)) > 89 * 86_400
+    assert redis.ttl(Keys.budget(None)) == -1
+    end(farm, episode)

@@ -1,0 +1,190 @@
+"""`status --watch` as a person runs it: a board in a terminal, plain text elsewhere, and Ctrl-C ends it well."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from deploy.glance import Board, board_lines, draw, facts_of
+from orchestrator.farm import Farm
+from orchestrator.receipts import ReceiptFilter, Receipts
+from orchestrator.settings import Settings
+from orchestrator.status import Status, read_status
+from orchestrator.vocabulary import Outcome
+from tests.support.processes import Marked, worker_environment
+from tests.support.redis_server import running_redis
+from tests.support.truth import a_receipt, admit, farm_settings, intended, leased, stored
+from tests.support.waiting import wait_until
+
+
+def started(settings: Settings, directory: Path, *words: str) -> Marked:
+    command = [sys.executable, "-m", "deploy.cli", "status", "--watch", "--every", "0.2", *words]
+    return Marked(command, environment=worker_environment(settings), cwd=directory, output=directory / "output")
+
+
+@pytest.fixture
+def watching(settings: Settings, tmp_path: Path) -> Iterator[Marked]:
+    process = started(settings, tmp_path)
+    yield process
+    process.end()
+
+
+def ended(farm: Farm, outcome: Outcome) -> str:
+    spec, lease = leased(farm)
+    farm.ledger.commit(a_receipt(spec, outcome), lease.token)
+    return spec.episode_id
+
+
+def look(farm: Farm) -> Status:
+    return read_status(farm.redis, farm.ledger, farm.limiter, farm.presence, farm.queue)
+
+
+def board(farm: Farm, **changes: Any) -> Board:
+    receipts = tuple(Receipts(farm.redis, farm.ledger.allocations).select(ReceiptFilter(), limit=8))
+    return Board(**{"status": look(farm), "limits": farm.limiter.read(), "last": receipts, "at": 0.0, **changes})
+
+
+def shown(drawn: Board) -> str:
+    console = Console(width=250)
+    with console.capture() as capture:
+        console.print(draw(drawn))
+    return capture.get()
+
+
+def test_elsewhere_it_is_plain_text_again_and_again_until_ctrl_c(farm: Farm, watching: Marked) -> None:
+    wait_until(lambda: watching.stdout.count("workers     0") >= 2, description="two looks", seconds=40)
+    name = ended(farm, Outcome.SOLVED)
+    wait_until(lambda: name in watching.stdout, description="the last outcome")
+    assert "\x1b" not in watching.stdout
+    assert "outcomes    solved 1" in watching.stdout
+    watching.interrupt_group()
+    assert watching.wait(20) == 0
+    assert set(watching.stderr.splitlines()) <= {"warning: FARM_TEST_MARK is no setting of the farm"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_in_a_terminal_it_is_a_board_and_the_cursor_comes_back(
+    farm: Farm, settings: Settings, tmp_path: Path, number: signal.Signals
+) -> None:
+    name = ended(farm, Outcome.WRONG_ANSWER)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "deploy.cli", "status", "--watch", "--every", "0.2"]
+    environment = {**worker_environment(settings), "TERM": "xterm", "COLUMNS": "150", "LINES": "40"}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.close(theirs)
+        seen = bytearray()
+
+        def read_until(text: bytes) -> bool:
+            if select.select([ours], [], [], 0.1)[0]:
+                try:
+                    seen.extend(os.read(ours, 65_536))
+                except OSError:  # the other end is closed
+                    return True
+            return text in seen
+
+        try:
+            wait_until(lambda: read_until(name.encode()), description="the board", seconds=40)
+            seen.clear()
+            wait_until(lambda: read_until(b"wrong_answer"), description="it is drawn again")
+            process.send_signal(number)
+            wait_until(lambda: read_until(b"\x1b[?25h"), description="the cursor is shown again")
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def test_as_json_it_is_an_object_a_line(farm: Farm, settings: Settings, tmp_path: Path) -> None:
+    farm.budget.set("2.5")
+    process = started(settings, tmp_path, "--json")
+    try:
+        wait_until(lambda: process.stdout.count("\n") >= 2, description="two lines", seconds=40)
+        first = json.loads(process.stdout.splitlines()[0])
+        assert first["budget"]["limit_usd"] == "2.5"
+        assert first["at"] > 0
+        process.interrupt_group()
+        assert process.wait(20) == 0
+    finally:
+        process.end()
+
+
+def test_it_goes_on_when_redis_comes_back(tmp_path: Path) -> None:
+    (tmp_path / "redis").mkdir()
+    with running_redis(tmp_path / "redis") as url:
+        process = started(farm_settings(url), tmp_path)
+        try:
+            wait_until(lambda: "workers     0" in process.stdout, description="a look", seconds=40)
+        except BaseException:
+            process.end()
+            raise
+    try:
+        wait_until(lambda: "TROUBLE     Redis is away" in process.stdout, description="it says so", seconds=20)
+        with running_redis(tmp_path / "redis") as again:
+            assert again == url
+            before = len(process.stdout)
+            wait_until(
+                lambda: any("TROUBLE" not in look for look in process.stdout[before:].split("\n\n")[1:-1]),
+                description="a look without trouble",
+                seconds=20,
+            )
+    finally:
+        process.end()
+
+
+def test_a_farm_that_is_not_there_ends_it_at_once(tmp_path: Path) -> None:
+    process = started(farm_settings("redis://127.0.0.1:1/0"), tmp_path)
+    try:
+        assert process.wait(40) == 4
+        assert "no Redis at" in process.stderr
+    finally:
+        process.end()
+
+
+def test_spending_stands_in_the_status_and_an_almost_empty_budget_is_an_alarm(farm: Farm) -> None:
+    spec, lease = leased(farm)
+    admit(farm, spec.episode_id)
+    row = intended(farm, spec, lease)
+    farm.ledger.allocations.created(row, "sbx-1", lease.token, creating_ms=0)
+    row = farm.ledger.allocations.sized(stored(farm, row.allocation_id), vcpus=2, memory_mb=512).row
+
+    def spent() -> tuple[str, bool]:
+        [fact] = [fact for fact in facts_of(look(farm)) if fact.label == "spent"]
+        return fact.text, fact.alarm
+
+    assert spent() == ("0.0000 USD, now 0.1089 an hour", False)
+    farm.budget.set(1)
+    assert spent() == ("0.0000 USD, now 0.1089 an hour; 0.9779 left of 1", False)
+    farm.budget.set("0.023")
+    assert spent()[1]
+    assert look(farm).as_json()["burn_usd_per_hour"] == "0.1089"
+    farm.ledger.allocations.absent(row, lease.token, running_ms=200_000)
+    farm.ledger.commit(a_receipt(spec), lease.token)
+    assert Decimal(look(farm).as_json()["budget"]["spent_usd"]) == Decimal("0.00605")
+
+
+def test_a_board_shows_limits_trouble_and_nothing_that_steers(farm: Farm) -> None:
+    farm.limiter.change(concurrency=7, rate=3)
+    spec, lease = leased(farm)
+    row = intended(farm, spec, lease)
+    farm.ledger.allocations.unknown(row, lease.token, "lost \x1b[31m[bold]here\n")
+    drawn = board(farm, trouble="Redis is away")
+    for text in (shown(drawn), "\n".join(board_lines(drawn))):
+        assert "0 with a sandbox of 7; 0 wait for a permit; creations: 3 a second" in text
+        assert "Redis is away" in text
+        assert "lost \\x1b[31m[bold]here\\n" in text
+        assert "\x1b" not in text
+    farm.ledger.commit(a_receipt(spec), lease.token)
