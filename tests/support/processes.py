@@ -18,7 +18,7 @@ from orchestrator.settings import Settings
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-_MARK = "FARM_TEST_MARK"
+_MARK = "TEST_OF_FARM_MARK"
 
 
 class Marked:
