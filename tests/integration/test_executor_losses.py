@@ -226,9 +226,15 @@ def test_a_command_asks_nothing_of_the_control_plane(field: Field) -> None:
             spec = field.spec(script(*["true"] * commands, candidate(repaired())))
             provider = E2BProvider(KEY, api_url=counter.url)
             assert field.run(spec, provider=provider, terminus_url=terminus_url) == "solved"
-            asked.append(sorted(line.split()[0] for line in counter.requests() if "/sandboxes" in line))
+
+            def calls(counter: _Counter = counter) -> list[str]:
+                return sorted(line.split()[0] for line in counter.requests() if "/sandboxes" in line)
+
+            # Create, size, delete and confirm for each of two; connect; and, a little later, the server's own deletion.
+            wait_until(lambda: len(calls()) >= 10, description="the session is closed")
+            asked.append(calls())
+    assert [len(calls) for calls in asked] == [10, 10]
     assert asked[0] == asked[1]
-    assert len(asked[0]) == 10, "create, size, delete and confirm for each of two; connect; the server's own deletion"
 
 
 # deletion
