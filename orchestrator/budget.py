@@ -22,9 +22,6 @@ from orchestrator.cost import parse_usd, usd_text
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
 
-_RUN_SECONDS = 90 * 86_400
-"""As in scripts/_money.lua: how long after its last movement a run's budget is forgotten."""
-
 
 @dataclass(frozen=True)
 class Balance:
@@ -77,8 +74,8 @@ class Budget:
         Raises SettingsError for an amount that is none.
         """
         limit: int | str = "" if amount is None else parse_usd(amount, name="a budget")
-        life = 0 if run_id is None else _RUN_SECONDS
-        return _balance(self._scripts.run("change_budget", [Keys.budget(run_id)], [limit, life]))
+        of_a_run = int(run_id is not None)
+        return _balance(self._scripts.run("change_budget", [Keys.budget(run_id)], [limit, of_a_run]))
 
 
 _FIELDS = ["limit", "spent", "reserved"]

@@ -4,7 +4,6 @@ What always holds: totals are integers (microseconds, millionths of a reward, pi
 nothing; what a receipt adds is added in the very write that writes it. A histogram keeps one field for each of its
 bounds, counting what fell under that bound and over the one before: bounds can change later and old counts stay right.
 
-    tool_calls                        terminal calls
     tool_calls:<tool>:<result>        ok, failed, timed_out or lost
     <histogram>[:<label>]:le:<bound>  how many fell there
     <histogram>[:<label>]:sum         what they add up to, in the histogram's units
@@ -22,6 +21,7 @@ from orchestrator.records import Operation, Receipt
 INFINITE = "+Inf"
 
 TOOLS = ("terminal", "submit")
+RESULTS = ("ok", "failed", "timed_out", "lost")
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,11 @@ class Distribution:
 
 def counts_of(receipt: Receipt) -> dict[str, int]:
     """What this receipt adds, besides its outcome."""
-    counts: Counter[str] = Counter({"tool_calls": 0})
+    counts: Counter[str] = Counter()
     for step in receipt.operations:
         if step.name in TOOLS:
             counts[f"tool_calls:{step.name}:{_result(step, scored=receipt.outcome.scored)}"] += 1
         if step.name == "terminal":
-            counts["tool_calls"] += 1
             _observe(counts, TOOL_CALL, step.seconds)
     for phase, seconds in receipt.phases.items():
         _observe(counts, PHASE, seconds, label=phase)
@@ -89,12 +88,6 @@ def distribution(counters: Mapping[str, str], histogram: Histogram, label: str =
     ]
     total = counters.get(prefix.removesuffix("le:") + "sum", "0")
     return Distribution((*buckets, (INFINITE, sum(fell.values()))), Decimal(total) / histogram.units)
-
-
-def labels_of(counters: Mapping[str, str], histogram: Histogram) -> list[str]:
-    """Which labels of a labelled histogram have been counted."""
-    found = [name.split(":") for name in counters if name.startswith(f"{histogram.key}:") and name.endswith(":sum")]
-    return sorted(parts[1] for parts in found if len(parts) == 3)
 
 
 def _observe(counts: Counter[str], histogram: Histogram, value: float, *, label: str = "") -> None:

@@ -64,6 +64,14 @@ class EpisodeRow:
     outcome: Outcome | None
 
     @property
+    def task_id(self) -> str:
+        """The task's id, 'unknown' when this version cannot read the spec."""
+        try:
+            return self.spec.task.id
+        except FarmError:
+            return "unknown"
+
+    @property
     def spec(self) -> EpisodeSpec:
         """The spec; raises FarmError when this version cannot read it."""
         try:

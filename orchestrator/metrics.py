@@ -20,8 +20,19 @@ from prometheus_client.registry import Collector
 
 from orchestrator.allocations import Running
 from orchestrator.budget import Balance
-from orchestrator.cost import Rates, usd
-from orchestrator.counts import COST, INFINITE, PHASE, REWARD, TOOL_CALL, Distribution, Histogram, distribution
+from orchestrator.cost import Rates, hourly_picousd, usd
+from orchestrator.counts import (
+    COST,
+    INFINITE,
+    PHASE,
+    RESULTS,
+    REWARD,
+    TOOL_CALL,
+    TOOLS,
+    Distribution,
+    Histogram,
+    distribution,
+)
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.limiter import Reading as LimiterReading
@@ -30,9 +41,6 @@ from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
 
 _UNSETTLED = tuple(state for state in AllocationState if not state.settled)
 _CLEANUPS = (*(state for state in AllocationState if state.settled), AllocationState.UNRESOLVED)
-_STUCK = (AllocationState.UNRESOLVED, AllocationState.UNKNOWN)
-_RESULTS = ("ok", "failed", "timed_out", "lost")
-_SECONDS_OF_AN_HOUR = 3600
 
 
 @dataclass(frozen=True)
@@ -127,8 +135,8 @@ def _counted(counters: Mapping[str, str]) -> Iterator[Metric]:
     calls = CounterMetricFamily(
         "farm_tool_calls", "Calls of policies in ended episodes, by how they went.", labels=["tool", "result"]
     )
-    for tool in ("terminal", "submit"):
-        for result in _RESULTS:
+    for tool in TOOLS:
+        for result in RESULTS:
             calls.add_metric([tool, result], count(f"tool_calls:{tool}:{result}"))
     yield calls
     yield _counter(
@@ -160,7 +168,7 @@ def _now(reading: Reading) -> Iterator[Metric]:
             sandboxes.add_metric([role, state], found.get((role, state), 0))
     yield sandboxes
     stuck = GaugeMetricFamily("farm_unresolved_allocations", "Sandboxes whose end or existence is not confirmed.")
-    stuck.add_metric([], sum(row.count for row in reading.running if row.state in _STUCK))
+    stuck.add_metric([], sum(row.count for row in reading.running if row.state.stuck))
     yield stuck
 
 
@@ -175,12 +183,11 @@ def _limits(limiter: LimiterReading) -> Iterator[Metric]:
 
 
 def _money(reading: Reading) -> Iterator[Metric]:
-    sizes = [row for row in reading.running if row.state in (AllocationState.CREATED, AllocationState.UNRESOLVED)]
+    sizes = [row for row in reading.running if row.state.accrues]
     vcpus, memory_mb = sum(row.vcpus for row in sizes), sum(row.memory_mb for row in sizes)
-    second = Decimal(str(reading.rates.vcpu_usd_per_second)) * vcpus
-    second += Decimal(str(reading.rates.gib_usd_per_second)) * memory_mb / 1024
+    burning = usd(hourly_picousd(vcpus=vcpus, memory_mb=memory_mb, rates=reading.rates))
     burn = GaugeMetricFamily("farm_burn_usd_per_hour", "What the sandboxes that run now cost an hour.")
-    burn.add_metric([], float(second * _SECONDS_OF_AN_HOUR))
+    burn.add_metric([], float(burning))
     yield burn
     budget = reading.budget
     amounts = {"spent": budget.spent_picousd, "reserved": budget.reserved_picousd}

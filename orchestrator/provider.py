@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from orchestrator.errors import OutcomeUnknown
+
 
 @dataclass(frozen=True)
 class CreateRequest:
@@ -91,3 +93,20 @@ class Provider(Protocol):
 
     def list(self, metadata: Mapping[str, str]) -> list[SandboxRow]:
         """Rows that carry all of `metadata`; every row is checked again here, whatever the server filtered."""
+
+
+class Deleting(Protocol):
+    """The part of a provider that deletion needs."""
+
+    def delete(self, sandbox_id: str) -> None:
+        """Ask for deletion; not existing is success."""
+
+    def describe(self, sandbox_id: str) -> SandboxRow | None:
+        """The sandbox's row, or None when the provider says that it does not exist."""
+
+
+def delete_confirmed(provider: Deleting, sandbox_id: str) -> None:
+    """Delete once and ask whether it is gone, which alone is believed; raises OutcomeUnknown when it is still there."""
+    provider.delete(sandbox_id)
+    if provider.describe(sandbox_id) is not None:
+        raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")

@@ -14,7 +14,7 @@ from orchestrator.errors import FarmError, OutcomeUnknown, ProviderError
 from orchestrator.ledger import Ledger
 from orchestrator.pacing import PacedProvider
 from orchestrator.plan import DeleteOrphan, is_orphan
-from orchestrator.provider import CreateRequest
+from orchestrator.provider import CreateRequest, delete_confirmed
 from orchestrator.records import Allocation
 from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import AllocationState, Role
@@ -65,9 +65,7 @@ class Settlement:
             return False
         self._keep(action, "its deletion was begun")
         try:
-            self._provider.delete(sandbox_id)
-            if self._provider.describe(sandbox_id) is not None:
-                raise OutcomeUnknown(f"orphan {sandbox_id} is still there after its deletion was answered")
+            delete_confirmed(self._provider, sandbox_id)
         except ProviderError as error:
             self._keep(action, str(error))
             raise
@@ -86,9 +84,7 @@ class Settlement:
             seen = self._provider.describe(sandbox_id) if row.vcpus is None else None
             if seen is not None:
                 row = ledger.sized(row, vcpus=seen.vcpus, memory_mb=seen.memory_mb).row
-            self._provider.delete(sandbox_id)
-            if self._provider.describe(sandbox_id) is not None:
-                raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")
+            delete_confirmed(self._provider, sandbox_id)
         except ProviderError as error:
             if row.state is AllocationState.CREATED:
                 ledger.unresolved(row, token, str(error))

@@ -10,15 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from orchestrator.cost import By, Rates, Size, cost_picousd
+from orchestrator.cost import By, Rates, cost_picousd, hourly_picousd
 from orchestrator.ledger import EpisodeRow, Ledger
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import Allocation, Receipt, SettledReceipt
 from orchestrator.vocabulary import AllocationState, EpisodeState, Phase, Role
-
-_HOUR_MS = 3_600_000
-_MAY_RUN = (AllocationState.CREATED, AllocationState.UNRESOLVED)
-"""States of a sandbox that has a name and may run."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +83,15 @@ class Spending:
                 yield _Episode(_keys(settled.receipt), self._sandboxes(settled.allocations, now), waiting_ms(settled))
 
     def _open_episode(self, row: EpisodeRow, now: float) -> _Episode:
-        spec, allocations = row.spec, self._ledger.allocations
+        allocations = self._ledger.allocations
         found = allocations.each(self._ledger.allocation_ids(row.episode_id))
         keys = {
-            By.TASK: spec.task.id,
+            By.TASK: row.task_id,
             By.OUTCOME: "open",
             By.DAY: _day(now),
-            By.RUN: spec.run_id,
-            By.GROUP: spec.group_id or "-",
-            By.EPISODE: spec.episode_id,
+            By.RUN: row.run_id,
+            By.GROUP: row.group_id or "-",
+            By.EPISODE: row.episode_id,
         }
         return _Episode(keys, self._sandboxes((each for each in found if each is not None), now), 0)
 
@@ -103,7 +99,7 @@ class Spending:
         return tuple(
             _Sandbox(row.role, running_ms(row, now), self._cost(row, now), row.state)
             for row in rows
-            if (row.cost_picousd is not None or row.state in _MAY_RUN)
+            if (row.cost_picousd is not None or row.state.accrues)
         )
 
     def _cost(self, row: Allocation, now: float) -> int:
@@ -145,7 +141,7 @@ class _Episode:
         return Bill(
             episodes=1,
             sandboxes=1,
-            open_sandboxes=int(sandbox.state in _MAY_RUN),
+            open_sandboxes=int(sandbox.state.accrues),
             running_ms=sandbox.running_ms,
             waiting_ms=waiting,
             cost_picousd=sandbox.picousd,
@@ -165,7 +161,7 @@ def running_ms(row: Allocation, now: float) -> int:
     """How long a sandbox has run by `now`: no longer than it can live."""
     if row.running_seconds is not None:
         return round(1000 * row.running_seconds)
-    if row.created_at is None or row.state not in _MAY_RUN:
+    if row.created_at is None or not row.state.accrues:
         return 0
     longest = now - row.created_at if row.longest_seconds is None else row.longest_seconds
     return max(0, int(1000 * min(now - row.created_at, longest)))
@@ -176,9 +172,9 @@ def burn_picousd_per_hour(rows: Iterable[Allocation], rates: Rates, now: float) 
     total = 0
     for row in rows:
         dead = row.longest_seconds is not None and now > (row.created_at or now) + row.longest_seconds
-        if row.state in _MAY_RUN and not dead:
-            size = Size(row.vcpus, row.memory_mb) if row.vcpus and row.memory_mb else rates.assumed
-            total += cost_picousd(_HOUR_MS, vcpus=size.vcpus, memory_mb=size.memory_mb, rates=rates)
+        if row.state.accrues and not dead:
+            vcpus, memory_mb = row.vcpus or rates.assumed.vcpus, row.memory_mb or rates.assumed.memory_mb
+            total += hourly_picousd(vcpus=vcpus, memory_mb=memory_mb, rates=rates)
     return total
 
 
@@ -201,11 +197,10 @@ def _keys(receipt: Receipt) -> dict[By, str]:
 
 
 def _takes(wanted: ReceiptFilter, row: EpisodeRow) -> bool:
-    spec = row.spec
     return (
-        wanted.run_id in (None, spec.run_id)
-        and wanted.group_id in (None, spec.group_id)
-        and wanted.task_id in (None, spec.task.id)
+        wanted.run_id in (None, row.run_id)
+        and wanted.group_id in (None, row.group_id)
+        and wanted.task_id in (None, row.task_id)
     )
 
 

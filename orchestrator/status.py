@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from redis import Redis
-
-from orchestrator.budget import UNTOUCHED, Balance, Budget
+from orchestrator.budget import UNTOUCHED, Balance
 from orchestrator.cost import usd_text
+from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.leadership import leader
-from orchestrator.ledger import Ledger
-from orchestrator.limiter import Capacity, Limiter
-from orchestrator.presence import Presence, WorkerRow
-from orchestrator.queue import JobQueue
+from orchestrator.limiter import Capacity
+from orchestrator.presence import WorkerRow
 from orchestrator.records import Allocation
 from orchestrator.spending import burn_picousd_per_hour
 from orchestrator.unresolved import ORPHANS_DELETED, Item
-from orchestrator.vocabulary import AllocationState
 
 _COUNTED = "episodes:"
 
@@ -63,17 +59,17 @@ class Status:
         }
 
 
-def read_status(redis: Redis, ledger: Ledger, limiter: Limiter, presence: Presence, queue: JobQueue) -> Status:
+def read_status(farm: Farm) -> Status:
     """Read the farm once."""
-    counters = cast("dict[str, str]", redis.hgetall(Keys.COUNTERS))
-    stuck = (AllocationState.UNRESOLVED, AllocationState.UNKNOWN)
+    ledger = farm.ledger
+    counters = cast("dict[str, str]", farm.redis.hgetall(Keys.COUNTERS))
     unsettled = ledger.allocations.unsettled()
-    unresolved = tuple(row for row in unsettled if row.state in stuck)
+    unresolved = tuple(row for row in unsettled if row.state.stuck)
     shown = {row.allocation_id for row in unresolved}
     return Status(
-        capacity=limiter.capacity(),
-        workers=tuple(presence.workers()),
-        queued_jobs=queue.depth(),
+        capacity=farm.limiter.capacity(),
+        workers=tuple(farm.presence.workers()),
+        queued_jobs=farm.queue.depth(),
         open_episodes=len(ledger.open_episodes()),
         running_episodes=len(ledger.lease_ends()),
         outcomes={
@@ -83,8 +79,8 @@ def read_status(redis: Redis, ledger: Ledger, limiter: Limiter, presence: Presen
         },
         unresolved=unresolved,
         not_settled=tuple(item for item in ledger.unresolved.items() if item.id not in shown),
-        leader=leader(redis),
+        leader=leader(farm.redis),
         orphans_deleted=int(counters.get(ORPHANS_DELETED, 0)),
-        budget=Budget(redis).read(),
+        budget=farm.budget.read(),
         burn_picousd_per_hour=burn_picousd_per_hour(unsettled, ledger.allocations.rates, ledger.now()),
     )

@@ -91,6 +91,16 @@ class AllocationState(StrEnum):
         """Whether nothing of this allocation can still be running."""
         return not TRANSITIONS[self]
 
+    @property
+    def accrues(self) -> bool:
+        """Whether a sandbox has a name and may be running: then its price grows."""
+        return self in (AllocationState.CREATED, AllocationState.UNRESOLVED)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether its end or its existence could not be confirmed."""
+        return self in (AllocationState.UNRESOLVED, AllocationState.UNKNOWN)
+
 
 TRANSITIONS: dict[AllocationState, frozenset[AllocationState]] = {
     AllocationState.INTENDED: frozenset({AllocationState.CREATED, AllocationState.UNKNOWN, AllocationState.REFUSED}),

@@ -26,7 +26,7 @@ from orchestrator.errors import (
     RateLimited,
 )
 from orchestrator.limiter import Limiter
-from orchestrator.provider import CreateRequest, Provider
+from orchestrator.provider import CreateRequest, Provider, delete_confirmed
 from orchestrator.records import Allocation
 from orchestrator.retries import retrying
 from orchestrator.vocabulary import AllocationState, Outcome, Role
@@ -231,9 +231,7 @@ class Allocator:
         """Delete until the provider confirms the absence; raises the last ProviderError."""
         for attempt in retrying(ProviderError, attempts=_DELETE_ATTEMPTS, first_wait_seconds=_CONFIRM_WAIT_SECONDS):
             with attempt:
-                self.patiently(lambda: self._provider.delete(sandbox_id))
-                if self.patiently(lambda: self._provider.describe(sandbox_id)) is not None:
-                    raise OutcomeUnknown(f"{sandbox_id} is still there after its deletion was answered")
+                self.patiently(lambda: delete_confirmed(self._provider, sandbox_id))
 
 
 def _intended(episode_id: str, role: Role, allocation_id: str, longest_seconds: int) -> Allocation:

@@ -161,8 +161,10 @@ class _Run:
         try:
             receipt = self._drive(lease, keeper, executor, timeline)
         except BaseException:
-            allocator.abandon()  # no receipt can be written: whoever holds the token now finishes the episode
-            executor.leave()
+            try:
+                allocator.abandon()  # no receipt can be written: whoever holds the token now finishes the episode
+            finally:
+                executor.leave()
             raise
         return receipt.outcome if receipt is not None else "deferred"
 

@@ -57,7 +57,7 @@ def status(
             _watch(farm, every, as_json=as_json)
         except KeyboardInterrupt:
             return  # as asked: there is no other end
-    reading = read_status(farm.redis, farm.ledger, farm.limiter, farm.presence, farm.queue)
+    reading = read_status(farm)
     if as_json:
         typer.echo(json.dumps(reading.as_json()))
     else:
@@ -104,7 +104,7 @@ def _boards(farm: Farm) -> Iterator[Board]:
     while True:
         try:
             board = Board(
-                read_status(farm.redis, farm.ledger, farm.limiter, farm.presence, farm.queue),
+                read_status(farm),
                 farm.limiter.read(),
                 tuple(receipts.select(ReceiptFilter(), limit=_LAST)),
                 farm.ledger.now(),

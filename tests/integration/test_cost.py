@@ -219,3 +219,14 @@ def test_the_task_of_an_open_episode_is_filtered_too(farm: Farm) -> None:
     assert bills(farm, By.TASK, task_id=TASK.id)[1].sandboxes == 1
     assert bills(farm, By.TASK, task_id="another") == ({}, Bill())
     farm.ledger.commit(a_receipt(spec), lease.token)
+
+
+def test_a_row_that_cannot_be_read_hides_no_other(farm: Farm, redis: Redis) -> None:
+    readable, lease = leased(farm)
+    sandbox(farm, readable, lease, Role.POLICY, ms=1000)
+    broken, lease = leased(farm)
+    sandbox(farm, broken, lease, Role.POLICY, ms=2000)
+    redis.hset(Keys.episode(broken.episode_id), "spec", '{"schema_version": 99}')
+    sums, total = Spending(farm.ledger, Receipts(redis, farm.ledger.allocations)).bills(By.TASK, ReceiptFilter())
+    assert {task: bill.cost_picousd for task, bill in sums.items()} == {TASK.id: price(1000), "unknown": price(2000)}
+    assert total.cost_picousd == price(3000)

@@ -267,7 +267,7 @@ def test_a_policy_sandbox_that_stays_is_reported_and_no_verifier_is_made(
     assert [(row.sandbox_id, row.state) for row in settled.allocations] == [(sandbox.sandbox_id, "unresolved")]
     farm = field.farm
     assert farm.redis.zscore(Keys.PERMITS, spec.episode_id) is not None
-    status = read_status(farm.redis, farm.ledger, farm.limiter, farm.presence, farm.queue)
+    status = read_status(farm)
     assert [row.sandbox_id for row in status.unresolved] == [sandbox.sandbox_id]
 
     reconciler = Reconciler(

@@ -82,9 +82,8 @@ def test_every_creation_carries_tag_and_key_and_counters_equal_the_sum_over_rece
         "episodes:wrong_answer": 1,
         "episodes:setup_failed": 1,
     }
-    assert counters["tool_calls"] == sum(
-        step.name == "terminal" for settled in found for step in settled.receipt.operations
-    )
+    called = sum(count for name, count in counters.items() if name.startswith("tool_calls:terminal:"))
+    assert called == sum(step.name == "terminal" for settled in found for step in settled.receipt.operations) > 0
 
 
 def test_a_table_shows_the_newest_first_and_says_when_there_are_more(lasting: Field, tmp_path: Path) -> None:

@@ -183,7 +183,6 @@ def test_a_receipt_is_written_once_with_its_counters(farm: Farm, redis: Redis) -
         farm.ledger.commit(receipt, lease.token)
     assert redis.hgetall(Keys.COUNTERS) == {
         "episodes:solved": "1",
-        "tool_calls": "2",
         "tool_calls:terminal:ok": "2",
         "tool_call:le:1": "2",
         "tool_call:sum": "2000000",
@@ -203,7 +202,7 @@ def test_another_receipt_of_the_same_owner_is_refused(farm: Farm, redis: Redis) 
     farm.ledger.commit(a_receipt(spec), lease.token)
     with pytest.raises(LeaseLost):
         farm.ledger.commit(a_receipt(spec, Outcome.SOLVED), lease.token)
-    counted = {"episodes:cancelled": "1", "tool_calls": "0", "episode_cost:le:0.0001": "1", "episode_cost:sum": "0"}
+    counted = {"episodes:cancelled": "1", "episode_cost:le:0.0001": "1", "episode_cost:sum": "0"}
     assert redis.hgetall(Keys.COUNTERS) == counted
 
 

@@ -43,7 +43,7 @@ def counted(redis: Redis) -> int:
 
 def status(scene: Scene) -> Status:
     farm = scene.farm
-    return read_status(farm.redis, farm.ledger, farm.limiter, farm.presence, farm.queue)
+    return read_status(farm)
 
 
 def test_an_orphan_is_deleted_and_counted_and_what_is_not_ours_survives_a_list_that_ignores_its_filter(

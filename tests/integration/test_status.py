@@ -19,7 +19,7 @@ def settings(redis_url: str) -> Settings:
 
 
 def status(farm: Farm) -> Status:
-    return read_status(farm.redis, farm.ledger, farm.limiter, farm.presence, farm.queue)
+    return read_status(farm)
 
 
 def test_an_empty_farm_has_nothing(farm: Farm) -> None:

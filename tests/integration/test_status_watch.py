@@ -48,7 +48,7 @@ def ended(farm: Farm, outcome: Outcome) -> str:
 
 
 def look(farm: Farm) -> Status:
-    return read_status(farm.redis, farm.ledger, farm.limiter, farm.presence, farm.queue)
+    return read_status(farm)
 
 
 def board(farm: Farm, **changes: Any) -> Board:

@@ -33,7 +33,6 @@ _COUNTERS = {
     "cost_picousd:verifier": 20,
     "sandbox_ms:policy": 6000,
     "sandbox_ms:verifier": 6000,
-    "tool_calls": 0,
     "reward:le:1": 1,
     "reward:sum": 1_000_000,
     "episode_cost:sum": 80,
