@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, CommandTooLarge, EpisodeAborted, EpisodeClosed, FarmError
+from orchestrator.errors import CapacityError, CommandRefused, EpisodeAborted, EpisodeClosed, FarmError
 from orchestrator.pool import Pool, Reservation
 from orchestrator.tasks import Task, TaskError, parse_task
 from orchestrator.vocabulary import EpisodeState, Outcome
@@ -79,10 +79,6 @@ class RemoteEpisode:
         """
         if not isinstance(command, str):
             raise TypeError("command has to be a text")
-        try:
-            command.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"command has to be text that UTF-8 can carry ({error.reason})") from None
         return str(self._act(lambda episode: episode.terminal(command)))
 
     def submit(self) -> str:
@@ -113,7 +109,7 @@ class RemoteEpisode:
             raise EpisodeClosed("the episode is closed")
         try:
             return call(self._episode)
-        except CommandTooLarge:
+        except CommandRefused:
             raise
         except EpisodeClosed:  # its window is over, say: the verdict is nothing for the model to read
             self._closed = True
