@@ -16,6 +16,7 @@ from orchestrator.connection import BLOCK_SECONDS, redis_border
 from orchestrator.endings import end_queued
 from orchestrator.errors import (
     ActionPending,
+    CommandRefused,
     CommandTooLarge,
     EpisodeAborted,
     EpisodeClosed,
@@ -97,12 +98,13 @@ class Episode:
     def terminal(self, command: str) -> Observation:
         """Run one shell command in the policy sandbox; the sandbox is waited for first.
 
-        Raises InfrastructureLost when the episode was aborted, EpisodeClosed when it has ended otherwise.
+        Raises InfrastructureLost when the episode was aborted, EpisodeClosed when it has ended otherwise,
+        CommandRefused for what no shell was given.
         """
         try:
             size = len(command.encode())
         except UnicodeEncodeError as error:
-            raise FarmError(f"a command has to be text that UTF-8 can carry ({error.reason})") from None
+            raise CommandRefused(f"a command has to be text that UTF-8 can carry ({error.reason})") from None
         if size > self.spec.budgets.command_bytes:
             raise CommandTooLarge(
                 f"a command is at most {self.spec.budgets.command_bytes} bytes, got {size}: write a file"

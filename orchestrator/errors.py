@@ -12,7 +12,8 @@ the caller must change something; its text says what to do next. Nobody matches 
     ├── EpisodeAborted           an episode ended without a score; `.outcome` says why
     │   └── InfrastructureLost   raised by a step whose sandbox, server or transport is gone
     ├── EpisodeClosed            a call on an episode that already ended
-    ├── CommandTooLarge          a terminal command over the limit; nothing was run
+    ├── CommandRefused           a terminal command that cannot be carried; nothing was run
+    │   └── CommandTooLarge        over the limit
     ├── NotAlike                 two evaluations cannot be compared (`trainer.evaluation.comparison`)
     ├── ActionPending            the worker took the action and has not answered within the caller's patience
     └── ProviderError            a sandbox provider refused or failed
@@ -71,8 +72,12 @@ class EpisodeClosed(FarmError):
     """The episode has ended; read its receipt."""
 
 
-class CommandTooLarge(FarmError):
-    """A terminal command is larger than one message may be; nothing was run, the episode goes on."""
+class CommandRefused(FarmError, ValueError):
+    """A terminal command is none that can be carried; nothing was run, the episode goes on."""
+
+
+class CommandTooLarge(CommandRefused):
+    """A terminal command is larger than one message may be."""
 
 
 class ActionPending(FarmError):

@@ -101,7 +101,7 @@ class Pool:
 
     @property
     def submitted(self) -> list[str]:
-        """Ids of the episodes submitted here, in order."""
+        """Ids of the episodes submitted here and not forgotten, in order."""
         return list(self._episodes)
 
     @redis_border

@@ -25,7 +25,14 @@ from types import TracebackType
 from typing import Any, Literal
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, CommandTooLarge, EpisodeAborted, EpisodeClosed, FarmError
+from orchestrator.errors import (
+    CapacityError,
+    CommandRefused,
+    EpisodeAborted,
+    EpisodeClosed,
+    FarmError,
+    RedisUnavailable,
+)
 from orchestrator.pool import Pool, Reservation
 from orchestrator.tasks import Task, TaskError, parse_task
 from orchestrator.vocabulary import EpisodeState, Outcome
@@ -62,6 +69,8 @@ class RemoteEpisode:
         """
         if self._episode is not None:
             self._cancel()
+            if self._ended:
+                self._episodes._forget(self._episode)
         parsed = task_of(task)
         self._episode = None
         self._failure, self._reward = None, None
@@ -79,10 +88,6 @@ class RemoteEpisode:
         """
         if not isinstance(command, str):
             raise TypeError("command has to be a text")
-        try:
-            command.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"command has to be text that UTF-8 can carry ({error.reason})") from None
         return str(self._act(lambda episode: episode.terminal(command)))
 
     def submit(self) -> str:
@@ -113,7 +118,7 @@ class RemoteEpisode:
             raise EpisodeClosed("the episode is closed")
         try:
             return call(self._episode)
-        except CommandTooLarge:
+        except CommandRefused:
             raise
         except EpisodeClosed:  # its window is over, say: the verdict is nothing for the model to read
             self._closed = True
@@ -138,6 +143,11 @@ class RemoteEpisode:
         if isinstance(error, EpisodeAborted) and episode is not None and episode.episode_id in self._episodes.unstarted:
             return EpisodeAborted(error.outcome, "no worker took it in time; see that workers run: rollout-farm status")
         return error
+
+    @property
+    def _ended(self) -> bool:
+        """Whether the episode is known to have its receipt."""
+        return self._reward is not None or isinstance(self._failure, EpisodeAborted)
 
     def _cancel(self) -> None:
         """Ask for the end of what still runs."""
@@ -292,6 +302,11 @@ class RemoteEpisodes:
         batch.episodes.append(episode)
         return episode
 
+    def _forget(self, episode: Episode) -> None:
+        """Hold nothing of an episode that has ended: a long run has any number of them."""
+        self.pool.forget(episode)
+        self.unstarted.discard(episode.episode_id)
+
     def _current_batch(self) -> _Batch | None:
         full = self._batch is not None and self._batch.placed >= self._batch.size
         if self._batch_size is not None and (self._batch is None or full):
@@ -308,7 +323,7 @@ class RemoteEpisodes:
         if batch.reservation is not None:
             try:
                 batch.reservation.release()
-            except Exception as error:  # noqa: BLE001 - on the way out: it expires by itself
+            except RedisUnavailable as error:
                 logger.error("reservation not given back, it expires by itself: %s", error)
 
     def _give_up_unstarted(self, batch: _Batch) -> None:
@@ -319,8 +334,8 @@ class RemoteEpisodes:
                 if row is not None and row.state is EpisodeState.QUEUED:
                     self.unstarted.add(episode.episode_id)
                     episode.cancel()
-        except Exception as error:  # noqa: BLE001 - a thread's outermost loop
-            logger.error("could not look for episodes that no worker took: %s", error)
+        except Exception:
+            logger.exception("could not look for episodes that no worker took")
 
 
 def task_of(column: str | Mapping[str, Any] | None) -> Task:

@@ -39,7 +39,7 @@ from openenv.core.harness import (  # type: ignore[import-untyped]
 )
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, CommandTooLarge, EpisodeClosed, FarmError, InfrastructureLost
+from orchestrator.errors import CapacityError, CommandRefused, EpisodeClosed, FarmError, InfrastructureLost
 from orchestrator.pool import Pool
 from orchestrator.settings import Settings
 from orchestrator.tasks import Task, TaskError, parse_task
@@ -121,7 +121,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
             if name == "submit":
                 return ToolResult(data=self.episode.submit(), done=True)
             seen = self.episode.terminal(arguments["command"])
-        except CommandTooLarge as error:
+        except CommandRefused as error:
             return ToolResult(data=str(error), error=str(error))
         except EpisodeClosed:
             return ToolResult(data=_CLOSED, done=True)

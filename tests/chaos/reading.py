@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from redis import Redis
-
 from orchestrator.farm import Farm
-from orchestrator.finished import START, Finished
 from orchestrator.keys import Keys
 from tests.chaos.invariants import Reading
-from tests.support.redis_server import held, leaks
+from tests.support.redis_server import announced, held, leaks
 
 
 def read(
@@ -26,15 +23,7 @@ def read(
         told=told,
         receipts=receipts,
         written_at={episode: score / 1000 for episode, score in written},
-        announced=_announced(redis, run_id),
+        announced=announced(redis, run_id),
         counters={str(name): int(value) for name, value in redis.hgetall(Keys.COUNTERS).items()},
         leftovers={"sandboxes": sandboxes, "keys": leaks(redis), **held(redis)},
     )
-
-
-def _announced(redis: Redis, run_id: str) -> list[str]:
-    stream, position, found = Finished(redis, run_id), START, list[str]()
-    while page := stream.after(position, 0.1):
-        position = page[-1][0]
-        found += [episode for _, episode in page]
-    return found

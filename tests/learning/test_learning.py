@@ -16,6 +16,7 @@ from orchestrator.vocabulary import Outcome
 from tests.learning.__main__ import problems
 from tests.learning.plot import save_plot
 from tests.learning.training import EPISODES, Run, train
+from tests.support.redis_server import announced
 from tests.support.truth import farm_settings
 from tests.trainer.conftest import TOLERATED
 
@@ -36,7 +37,7 @@ def test_a_policy_learns_to_look_before_it_repairs(pool: Pool) -> None:
     run = train(pool, seed=4)
     assert run.learnt, f"mean rewards by step: {run.rewards}"
     assert run.rewards[0] < 0.7  # there was something to learn
-    receipts = [pool.ledger.receipt(episode_id) for episode_id in pool.submitted]
+    receipts = [pool.ledger.receipt(episode_id) for episode_id in announced(pool.redis, pool.run_id)]
     assert len(receipts) == EPISODES * len(run.rewards)
     outcomes = [settled.receipt.outcome for settled in receipts if settled is not None]
     assert len(outcomes) == len(receipts)

@@ -10,14 +10,13 @@ from typing import Any
 import httpx
 
 from orchestrator.farm import Farm
-from orchestrator.finished import START, Finished
 from orchestrator.keys import Keys
 from orchestrator.provider import SandboxRow
 from orchestrator.records import SettledReceipt
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
 from tests.support.ground import KEY
-from tests.support.redis_server import leaks
+from tests.support.redis_server import announced, leaks
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
 
@@ -67,8 +66,7 @@ class Checks:
         assert receipt.outcome is outcome, f"{receipt.outcome}: {receipt.detail}"
         assert receipt.reward == outcome.score
         assert (receipt.reward is None) is (not outcome.scored)
-        finished = [episode for _, episode in Finished(redis, receipt.run_id).after(START, 1)]
-        assert finished.count(episode_id) == 1
+        assert announced(redis, receipt.run_id).count(episode_id) == 1
         assert redis.zscore(Keys.RECEIPTS, episode_id) is not None
         assert self.farm.ledger.row(episode_id).state == "final"  # type: ignore[union-attr]
         for place in (Keys.OPEN, Keys.LEASES, Keys.WAITERS, Keys.WAITERS_SEEN):

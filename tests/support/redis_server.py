@@ -11,6 +11,7 @@ from typing import cast
 from redis import Redis
 
 from deploy.embedded import EmbeddedRedis
+from orchestrator.finished import START, Finished
 from orchestrator.keys import FARM, PERSISTENT, Keys
 from orchestrator.vocabulary import AllocationState, EpisodeState
 
@@ -86,3 +87,12 @@ def _value(client: Redis, key: str, kind: str) -> object:
             return client.zrange(key, 0, -1, withscores=True)
         case _:
             return client.xrange(key)
+
+
+def announced(redis: Redis, run_id: str) -> list[str]:
+    """Ids of the run's episodes in the order in which they ended, once for each time that it was said."""
+    stream, position, found = Finished(redis, run_id), START, list[str]()
+    while page := stream.after(position, 0.1):
+        position = page[-1][0]
+        found += [episode for _, episode in page]
+    return found

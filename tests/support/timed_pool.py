@@ -85,6 +85,9 @@ class TimedPool:
         self.episodes.append(made)
         return made
 
+    def forget(self, episode: TimedEpisode) -> None:
+        """What ran is still looked at."""
+
     def reserve(self, count: int, *, wait_seconds: float = 0.0) -> Any:
         """There is always room."""
         return SimpleNamespace(reservation_id="reservation-timed", release=lambda: None)

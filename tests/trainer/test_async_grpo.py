@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.finished import START, Finished
 from orchestrator.tasks import Task, parse_task
 from orchestrator.vocabulary import Outcome
 from tests.support.farm import Field, open_field
 from tests.support.ground import Ground
+from tests.support.redis_server import announced
 from tests.support.waiting import wait_until
 from trainer.session_failures import FailureLimit
 from trainer.sessions import PoolSessionFactory
@@ -131,7 +131,7 @@ def check_nothing_left(field: Field) -> list[str]:
     """Every episode of the run has its receipt and no sandbox; their ids."""
     assert field.farm.ledger.open_episodes() == []
     assert field.provider.list({}) == []
-    return [episode for _, episode in Finished(field.farm.redis, "run-async").after(START, 1)]
+    return announced(field.farm.redis, "run-async")
 
 
 def test_async_grpo_trains_on_the_farm(ground: Ground, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from orchestrator.pool import Pool
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import EpisodeState, Outcome
 from tests.support.farm import Field, candidate, repaired, weekly_sales
+from tests.support.redis_server import announced
 from tests.support.truth import beat_slots, farm_settings, opened_farm
 from tests.support.waiting import wait_until
 from trainer import RemoteEpisode, RemoteEpisodes
@@ -147,6 +148,16 @@ def test_closing_ends_every_episode_also_of_forgotten_environments(farm: Field, 
     episodes.close()
 
 
+def test_a_run_holds_no_more_episodes_than_it_has_environments(farm: Field, pool: Pool) -> None:
+    with RemoteEpisodes(pool, on_abort="exclude") as episodes:
+        solved, lost = episodes(), episodes()
+        for _ in range(3):
+            reset(solved), reset(lost)
+            lose(farm, lost)
+            assert [solved.get_reward(), lost.get_reward()] == [0.0, None]
+            assert pool.submitted == [id_of(solved), id_of(lost)]
+
+
 # places
 
 
@@ -174,7 +185,7 @@ def test_with_trls_own_trainer_every_batch_reserves_its_places(pool: Pool) -> No
             for environment in made:
                 reset(environment)
             assert [environment.get_reward() for environment in made] == [0.0, 0.0]
-        rows = [pool.ledger.row(name) for name in pool.submitted]
+        rows = [pool.ledger.row(name) for name in announced(pool.redis, pool.run_id)]
         reservations = [row.spec.reservation_id for row in rows if row is not None]
         assert reservations[0] == reservations[1] != reservations[2] == reservations[3]
 

@@ -14,6 +14,7 @@ from orchestrator.pool import Pool
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import Outcome
 from tests.support.farm import Field, candidate, repaired, weekly_sales
+from tests.support.redis_server import announced
 from tests.support.tiny_policy import (
     SUBMIT,
     Turn,
@@ -175,7 +176,7 @@ def test_batches_in_a_row_without_a_score_end_the_run(farm: Field, pool: Pool, t
         trainer = trainer_of(episodes, tmp_path, [LOSE, LOSE], max_steps=10)
         with pytest.raises(EpisodeAborted, match="3 batches in a row"):
             trainer.train()
-    assert len(pool.submitted) == 6
+    assert len(announced(pool.redis, pool.run_id)) == 6
 
 
 # refusals and endings

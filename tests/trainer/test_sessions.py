@@ -104,6 +104,7 @@ def test_what_the_policy_gets_wrong_is_an_answer_and_costs_it_nothing_else(
         ("terminal", {"command": "ls", "timeout": "1"}),
         ("submit", {"answer": "x"}),
         run("x" * (field.settings.budgets.command_bytes + 1)),
+        run("\ud800"),
     ]
     for name, arguments in wrong:
         result = session.call_tool(name, arguments)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import CommandTooLarge, EpisodeAborted, EpisodeClosed, FarmError
+from orchestrator.errors import CommandRefused, EpisodeAborted, EpisodeClosed, FarmError
 from orchestrator.pool import Pool
 from orchestrator.tasks import Task
 from orchestrator.vocabulary import Outcome
@@ -259,7 +259,7 @@ def _perform(episode: Episode, call: ToolCall) -> str:
                 raise _WrongCall(f"submit() takes no arguments, got {', '.join(map(str, call.arguments))}")
             return episode.submit()
         raise _WrongCall(f"Tool {call.name} not found.")
-    except (_WrongCall, CommandTooLarge) as error:
+    except (_WrongCall, CommandRefused) as error:
         return str({"error": str(error)})
 
 
@@ -271,8 +271,4 @@ def _only_command(call: ToolCall) -> dict[str, str]:
     command = call.arguments.get("command")
     if set(call.arguments) != {"command"} or not isinstance(command, str):
         raise _WrongCall("terminal() takes one argument, command, which is text")
-    try:
-        command.encode()
-    except UnicodeEncodeError:
-        raise _WrongCall("the command holds a lone surrogate, which UTF-8 cannot carry") from None
     return {"command": command}
