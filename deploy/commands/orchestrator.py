@@ -131,16 +131,14 @@ def _metrics(settings: Settings, host: str | None, port: int) -> Iterator[None]:
     """Serve the farm's metrics and say where."""
     from deploy.terminal import output
     from deploy.web_server import serving
-    from orchestrator.errors import SettingsError
+    from orchestrator.exposure import check_exposure
     from orchestrator.farm import open_farm
     from orchestrator.metrics import read
     from orchestrator.web import create_app
-    from workers.terminus.access import is_loopback
 
     host = host or settings.metrics_host
     token = settings.metrics_token.get_secret_value() if settings.metrics_token else None
-    if token is None and not is_loopback(host):
-        raise SettingsError(f"metrics on {host} are reachable from outside; set FARM_METRICS_TOKEN to a secret")
+    check_exposure(host, token, setting="FARM_METRICS_TOKEN")
     farm = open_farm(settings, patient=False, answer_seconds=_ANSWER_SECONDS)
     with serving(create_app(lambda: read(farm), token=token), host, port) as url:
         output().print(f"Metrics at {url}/metrics, until Ctrl-C.", markup=False)

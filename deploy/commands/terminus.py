@@ -39,18 +39,17 @@ def terminus(
     from deploy.logs import start_logging
     from deploy.terminal import output
     from orchestrator.errors import SettingsError
+    from orchestrator.exposure import check_exposure
     from orchestrator.settings import load_settings
 
     settings = load_settings()
     start_logging(settings)
 
-    from workers.terminus.access import is_loopback
     from workers.terminus.server import serve
     from workers.terminus.session import SessionDefaults
 
     token = settings.terminus_token.get_secret_value() if settings.terminus_token else None
-    if not is_loopback(host) and token is None:
-        raise SettingsError(f"--host {host} is reachable from outside; set FARM_TERMINUS_TOKEN to a secret of your own")
+    check_exposure(host, token, setting="FARM_TERMINUS_TOKEN")  # before anything is started for it
     if settings.e2b_api_key is None and settings.e2b_api_url is not None:
         raise SettingsError("FARM_E2B_API_URL is set and E2B_API_KEY is not; set the key of that service")
 

@@ -12,7 +12,7 @@ from statistics import median
 import e2b
 
 from deploy.embedded import LocalSandboxes
-from tests.bench.memory import pss_mb, tree_of
+from tests.bench.memory import tree_pss_mb
 from tests.bench.rows import Goal, Row, spread
 from tests.bench.stand import milliseconds
 
@@ -61,4 +61,4 @@ def local_service() -> list[Row]:
 
 def _tree_mb() -> float:
     time.sleep(_SETTLE_SECONDS)
-    return pss_mb(tree_of(os.getpid()))
+    return tree_pss_mb(os.getpid())

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.processes import descendants
+
 _KIB = 1024
 
 
-def tree_of(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    found = [pid]
-    for parent in found:
-        found += _children(parent)
-    return found
-
-
-def pss_mb(pids: list[int]) -> float:
-    """Their PSS together, in 10^6 bytes."""
-    return sum(_pss_bytes(pid) for pid in pids) / 1e6
-
-
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            children += map(int, (task / "children").read_text().split())
-    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-        pass
-    return children
+def tree_pss_mb(pid: int) -> float:
+    """The PSS of a process and all its descendants together, in 10^6 bytes."""
+    return sum(_pss_bytes(each) for each, _ in descendants(pid)) / 1e6
 
 
 def _pss_bytes(pid: int) -> int:

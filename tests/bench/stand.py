@@ -6,15 +6,16 @@ What always holds: nothing of the surroundings is used (no REDIS_URL, no E2B key
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from deploy.embedded.children import end, leashed, spawn
 from deploy.local_farm import LocalFarm
 from orchestrator.farm import open_farm
 from orchestrator.settings import Settings
+from tests.support.waiting import wait_until
 
+_READY_SECONDS = 60.0
 _END_SECONDS = 30.0
 
 
@@ -42,16 +43,9 @@ def one_more_worker(farm: LocalFarm, module: str, *arguments: str) -> Iterator[N
 def await_workers(farm: LocalFarm, count: int) -> None:
     """Wait until this many workers have said that they are alive."""
     presence = open_farm(farm.settings).presence
-    wait_until(lambda: len(presence.workers()) >= count, f"{count} workers")
-
-
-def wait_until(condition: Callable[[], bool], description: str, *, seconds: float = 60) -> None:
-    """Poll until it holds; raises TimeoutError."""
-    ends = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > ends:
-            raise TimeoutError(f"{description}: not within {seconds:g} s")
-        time.sleep(0.02)
+    wait_until(
+        lambda: len(presence.workers()) >= count, description=f"{count} workers are alive", seconds=_READY_SECONDS
+    )
 
 
 def milliseconds(seconds: Sequence[float]) -> list[float]:

@@ -28,8 +28,9 @@ from orchestrator.settings import Settings
 from orchestrator.tasks import load_builtin
 from orchestrator.vocabulary import AllocationState, Outcome, Role
 from tests.bench.rows import Goal, Row, spread
-from tests.bench.stand import farm_of, wait_until
+from tests.bench.stand import farm_of
 from tests.support.policies import candidate
+from tests.support.waiting import wait_until
 
 _ROUNDS = 3
 _VERIFIER_ROUNDS = 1
@@ -38,6 +39,7 @@ _WORKERS = 2
 _SLOTS = 2
 """Of each worker."""
 _HELD_SECONDS = 3.0
+_WAIT_SECONDS = 60.0
 _VERIFIER_SECONDS = 15
 """A candidate's sleep: its verifier runs for so long, within the budget of its command."""
 
@@ -88,7 +90,9 @@ def _part(name: str, seconds: Sequence[float], how: str) -> list[Row]:
 
 def _lose(pool: Pool, begin: Callable[[Pool], list[Episode]], losses: Losses) -> None:
     """Fill all workers, kill one; note how long each of its episodes took until it was settled."""
-    wait_until(lambda: pool.capacity().free == _WORKERS * _SLOTS, "every slot is free")
+    wait_until(
+        lambda: pool.capacity().free == _WORKERS * _SLOTS, description="every slot is free", seconds=_WAIT_SECONDS
+    )
     episodes = begin(pool)
     rows = open_farm(pool.settings).presence.workers()
     victim = next(row for row in rows if is_running(row.pid))  # a killed one is listed for a while
@@ -104,10 +108,14 @@ def _lose(pool: Pool, begin: Callable[[Pool], list[Episode]], losses: Losses) ->
                 done[episode.episode_id] = time.monotonic() - began
         return len(done) == _SLOTS
 
-    wait_until(settled, f"the episodes of {victim.worker_id} are settled")
+    wait_until(settled, description=f"the episodes of {victim.worker_id} are settled", seconds=_WAIT_SECONDS)
     for episode in episodes:
         episode.cancel()
-    wait_until(lambda: all(pool.ledger.receipt(one.episode_id) for one in episodes), "the others have ended")
+    wait_until(
+        lambda: all(pool.ledger.receipt(one.episode_id) for one in episodes),
+        description="the others have ended",
+        seconds=_WAIT_SECONDS,
+    )
     for name, seconds in done.items():
         (losses.unknown if name in unknown else losses.named).append(seconds)
 
@@ -134,7 +142,11 @@ def _creating(pool: Pool) -> list[Episode]:
     script = Script(commands=("true",))
     episodes = [pool.submit(load_builtin("weekly-sales"), policy=script) for _ in range(_WORKERS * _SLOTS)]
     _await_rows(pool, episodes, Role.POLICY, AllocationState.INTENDED)
-    wait_until(lambda: _held(pool.settings) >= seen + len(episodes), "the service holds their creations")
+    wait_until(
+        lambda: _held(pool.settings) >= seen + len(episodes),
+        description="the service holds their creations",
+        seconds=_WAIT_SECONDS,
+    )
     return episodes
 
 
@@ -166,7 +178,7 @@ def _await_rows(pool: Pool, episodes: Sequence[Episode], role: Role, state: Allo
         rows = [_rows(pool, episode) for episode in episodes]
         return all(any((row.role, row.state) == (role, state) for row in found) for found in rows)
 
-    wait_until(there, f"every slot has a {role} sandbox that is {state}")
+    wait_until(there, description=f"every slot has a {role} sandbox that is {state}", seconds=_WAIT_SECONDS)
 
 
 def _rows(pool: Pool, episode: Episode) -> list[Allocation]:

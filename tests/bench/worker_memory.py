@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from tests.bench.memory import pss_mb, tree_of
+from tests.bench.memory import tree_pss_mb
 from tests.bench.rows import Goal, Row
 from tests.bench.stand import farm_of
 
@@ -37,4 +37,4 @@ def worker_memory() -> list[Row]:
 
 def _total_mb() -> float:
     time.sleep(_SETTLE_SECONDS)
-    return pss_mb(tree_of(os.getpid()))
+    return tree_pss_mb(os.getpid())

@@ -15,10 +15,10 @@ import pytest
 from orchestrator.errors import EpisodeAborted, EpisodeClosed, InfrastructureLost
 from orchestrator.keys import Keys
 from orchestrator.provider import CreateRequest, Sandbox
-from orchestrator.reconciler import Reconciler
 from orchestrator.status import read_status
 from orchestrator.vocabulary import Outcome
 from tests.support.farm import BUDGETS, KEY, Field, Ground, Running, candidate, open_field, repaired, script
+from tests.support.reconcilers import reconciler_of
 from tests.support.terminus import serving, terminus_server
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
@@ -270,9 +270,7 @@ def test_a_policy_sandbox_that_stays_is_reported_and_no_verifier_is_made(
     status = read_status(farm)
     assert [row.sandbox_id for row in status.unresolved] == [sandbox.sandbox_id]
 
-    reconciler = Reconciler(
-        "r", ledger=farm.ledger, queue=farm.queue, limiter=farm.limiter, provider=field.provider, lease_seconds=12
-    )
+    reconciler = reconciler_of(farm, field.provider, "r")
     reconciler.run_once()
     field.check_ended(spec.episode_id, Outcome.CLEANUP_UNRESOLVED)
 

@@ -7,9 +7,9 @@ from redis import Redis
 
 from orchestrator.errors import ConcurrencyLimited, NothingSent, OutcomeUnknown, RateLimited
 from orchestrator.keys import Keys
-from orchestrator.reconciler import Reconciler
 from orchestrator.vocabulary import AllocationState, Outcome, Role
-from tests.support.scene import LEASE_SECONDS, Scene
+from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
+from tests.support.scene import Scene
 from tests.support.truth import a_receipt, a_request, admit, intended, leased, stored
 
 pytest_plugins = ["tests.support.scene"]
@@ -185,15 +185,7 @@ def test_a_creation_is_repeated_before_those_that_wait_for_a_new_one(scene: Scen
 
 def test_a_429_to_a_deletion_is_told_to_the_limiter_and_waited_out(scene: Scene) -> None:
     clock = [0.0]
-    reconciler = Reconciler(
-        "paced",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        limiter=scene.farm.limiter,
-        provider=scene.provider,
-        lease_seconds=LEASE_SECONDS,
-        clock=lambda: clock[0],
-    )
+    reconciler = reconciler_of(scene.farm, scene.provider, "paced", ledger=scene.ledger, clock=lambda: clock[0])
     scene.pass_time(LEASE_SECONDS)
     for _ in range(2):
         spec, _, _ = scene.started()

@@ -10,11 +10,12 @@ from orchestrator.cost import Rates
 from orchestrator.errors import LeaseLost
 from orchestrator.keys import Keys
 from orchestrator.ledger import OpenEpisode
-from orchestrator.reconciler import Reconciler, Report
+from orchestrator.reconciler import Report
 from orchestrator.records import Allocation, EpisodeSpec
 from orchestrator.vocabulary import AllocationState, Outcome, Role, allocation_id
 from tests.support.fake_provider import FakeProvider
-from tests.support.scene import LEASE_SECONDS, LaterLedger, Scene
+from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
+from tests.support.scene import LaterLedger, Scene
 from tests.support.truth import a_receipt, a_request, admit, expire, intended, leased, stored
 
 pytest_plugins = ["tests.support.scene"]
@@ -175,14 +176,7 @@ def test_a_rival_that_takes_over_half_way_costs_a_round_and_no_more(scene: Scene
             scene.provider.delete(sandbox)
 
     slow = SlowProvider(running=scene.provider.running)
-    reconciler = Reconciler(
-        "slow",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        limiter=scene.farm.limiter,
-        provider=slow,
-        lease_seconds=LEASE_SECONDS,
-    )
+    reconciler = reconciler_of(scene.farm, slow, "slow", ledger=scene.ledger)
     scene.pass_time(LEASE_SECONDS)
     for lost in (spec, other):
         scene.kill(lost)
@@ -242,14 +236,7 @@ def test_an_episode_that_begins_during_the_look_keeps_its_sandbox(scene: Scene, 
     ledger = BusyLedger(
         scene.farm.redis, BusyAllocations(scene.farm.redis, rates=rates, retention_seconds=60), retention_seconds=60
     )
-    reconciler = Reconciler(
-        "busy",
-        ledger=ledger,
-        queue=scene.farm.queue,
-        limiter=scene.farm.limiter,
-        provider=scene.provider,
-        lease_seconds=LEASE_SECONDS,
-    )
+    reconciler = reconciler_of(scene.farm, scene.provider, "busy", ledger=ledger)
     assert reconciler.run_once() == Report()
     assert len(born) == 4
     assert scene.provider.deleted == []

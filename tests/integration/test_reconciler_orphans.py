@@ -12,13 +12,14 @@ from orchestrator.errors import OutcomeUnknown
 from orchestrator.keys import Keys
 from orchestrator.plan import DeleteOrphan, plan
 from orchestrator.provider import SandboxRow
-from orchestrator.reconciler import Reconciler, Report
+from orchestrator.reconciler import Report
 from orchestrator.status import Status, read_status
 from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import AllocationState, Outcome, Role, allocation_id
 from tests.support.fake_provider import FakeProvider
+from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
 from tests.support.redis_server import dump
-from tests.support.scene import LEASE_SECONDS, Scene
+from tests.support.scene import Scene
 from tests.support.truth import a_receipt, a_request, intended, leased
 
 pytest_plugins = ["tests.support.scene"]
@@ -106,14 +107,7 @@ def test_a_newborn_is_not_taken_for_an_orphan(scene: Scene, redis: Redis) -> Non
             return super().list(metadata)
 
     provider = SlowList()
-    reconciler = Reconciler(
-        "slow",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        limiter=scene.farm.limiter,
-        provider=provider,
-        lease_seconds=LEASE_SECONDS,
-    )
+    reconciler = reconciler_of(scene.farm, provider, "slow", ledger=scene.ledger)
     view = reconciler.look()
     assert [row.sandbox_id for row in view.sandboxes] == born, "the list had it"
     assert plan(view, lease_seconds=LEASE_SECONDS) == []
@@ -154,14 +148,7 @@ def test_one_that_vanished_by_itself_is_neither_deleted_nor_counted(scene: Scene
 
     provider = Vanishing()
     provider.add(tags(scene))
-    reconciler = Reconciler(
-        "quick",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        limiter=scene.farm.limiter,
-        provider=provider,
-        lease_seconds=LEASE_SECONDS,
-    )
+    reconciler = reconciler_of(scene.farm, provider, "quick", ledger=scene.ledger)
     assert reconciler.run_once() == Report()
     assert provider.deleted == []
     assert counted(redis) == 0
@@ -176,14 +163,7 @@ def test_an_orphan_whose_tag_changed_under_us_is_left_alone(scene: Scene) -> Non
 
     provider = Lying()
     provider.add({"farm": "another-farm"})
-    reconciler = Reconciler(
-        "told",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        limiter=scene.farm.limiter,
-        provider=provider,
-        lease_seconds=LEASE_SECONDS,
-    )
+    reconciler = reconciler_of(scene.farm, provider, "told", ledger=scene.ledger)
     assert reconciler.run_once() == Report()
     assert provider.deleted == []
 

@@ -11,11 +11,12 @@ from redis import Redis
 
 from orchestrator.keys import Keys
 from orchestrator.leadership import leader
-from orchestrator.reconciler import Reconciler, Report
+from orchestrator.reconciler import Report
 from orchestrator.rounds import run_rounds
 from orchestrator.vocabulary import EpisodeState, Outcome
 from tests.support.fake_provider import FakeProvider
-from tests.support.scene import LEASE_SECONDS, Scene
+from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
+from tests.support.scene import Scene
 from tests.support.truth import a_receipt, leased, opened_farm
 from tests.support.waiting import wait_until
 
@@ -36,15 +37,7 @@ def test_no_lease_is_judged_within_one_lease_time_after_an_interruption(scene: S
 
 def test_an_outage_that_the_client_rode_out_is_an_interruption_too(scene: Scene) -> None:
     clock = [0.0]
-    watcher = Reconciler(
-        "watcher",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        limiter=scene.farm.limiter,
-        provider=scene.provider,
-        lease_seconds=LEASE_SECONDS,
-        clock=lambda: clock[0],
-    )
+    watcher = reconciler_of(scene.farm, scene.provider, "watcher", ledger=scene.ledger, clock=lambda: clock[0])
     scene.pass_time(LEASE_SECONDS + 1)
     assert watcher.run_once() == Report()
     spec, _, _ = scene.started()
@@ -59,14 +52,7 @@ def test_an_outage_that_the_client_rode_out_is_an_interruption_too(scene: Scene)
 def test_a_new_reconciler_judges_nothing_within_its_first_lease_time(scene: Scene) -> None:
     spec, _, _ = scene.started()
     scene.kill(spec)
-    young = Reconciler(
-        "young",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        limiter=scene.farm.limiter,
-        provider=scene.provider,
-        lease_seconds=LEASE_SECONDS,
-    )
+    young = reconciler_of(scene.farm, scene.provider, "young", ledger=scene.ledger)
     assert young.run_once() == Report()
     scene.pass_time(LEASE_SECONDS + 0.1)
     assert young.run_once().finished == [spec.episode_id]
@@ -76,14 +62,7 @@ def test_a_new_reconciler_judges_nothing_within_its_first_lease_time(scene: Scen
 def rounds_of(scene: Scene, *, every_seconds: float) -> Iterator[list[Report]]:
     """A reconciler whose leases last 0.4 s makes its rounds; the reports so far."""
     reports: list[Report] = []
-    reconciler = Reconciler(
-        "slow",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        limiter=scene.farm.limiter,
-        provider=scene.provider,
-        lease_seconds=0.4,
-    )
+    reconciler = reconciler_of(scene.farm, scene.provider, "slow", ledger=scene.ledger, lease_seconds=0.4)
     stop = threading.Event()
     options: dict[str, Any] = {"every_seconds": every_seconds, "stop": stop, "on_report": reports.append}
     thread = threading.Thread(target=run_rounds, args=(scene.farm.redis, reconciler, "slow"), kwargs=options)
@@ -113,15 +92,7 @@ def test_the_lead_is_kept_during_a_rest(scene: Scene, redis: Redis) -> None:
 
 def test_an_outage_during_a_rest_is_an_interruption_too(scene: Scene) -> None:
     clock = [0.0]
-    watcher = Reconciler(
-        "watcher",
-        ledger=scene.ledger,
-        queue=scene.farm.queue,
-        limiter=scene.farm.limiter,
-        provider=scene.provider,
-        lease_seconds=LEASE_SECONDS,
-        clock=lambda: clock[0],
-    )
+    watcher = reconciler_of(scene.farm, scene.provider, "watcher", ledger=scene.ledger, clock=lambda: clock[0])
     spec, _, _ = scene.started()
     scene.kill(spec)
 
@@ -143,14 +114,7 @@ def test_one_reconciler_leads_at_a_time_and_hands_over(scene: Scene, redis_url: 
 
     def rounds(name: str) -> None:
         with opened_farm(redis_url) as farm:
-            reconciler = Reconciler(
-                name,
-                ledger=farm.ledger,
-                queue=farm.queue,
-                limiter=farm.limiter,
-                provider=FakeProvider(),
-                lease_seconds=0.1,
-            )
+            reconciler = reconciler_of(farm, FakeProvider(), name, lease_seconds=0.1)
             run_rounds(
                 farm.redis, reconciler, name, every_seconds=0.02, stop=stops[name], on_report=reports[name].append
             )

@@ -22,7 +22,6 @@ from orchestrator.farm import open_farm
 from orchestrator.finished import Finished
 from orchestrator.mailbox import Mailbox
 from orchestrator.provider import Provider
-from orchestrator.reconciler import Reconciler
 from orchestrator.records import EpisodeSpec, Script
 from orchestrator.rounds import run_rounds
 from orchestrator.settings import Budgets
@@ -32,6 +31,7 @@ from tests.support.checks import Checks
 from tests.support.ground import BUDGETS, KEY, Ground, ground, open_settings
 from tests.support.policies import REPORT, candidate, repaired, script, weekly_sales, write_file
 from tests.support.processes import ROOT, Marked, WorkerProcess, children, exists
+from tests.support.reconcilers import reconciler_of
 from workers import jobs
 from workers.sandboxes.provider import E2BProvider
 from workers.terminus.client import TerminusSession
@@ -186,14 +186,7 @@ class Field(Checks):
         """Let a reconciler make its rounds until the end of the test."""
         stop = threading.Event()
         farm = open_farm(self.settings)
-        reconciler = Reconciler(
-            "reconciler-test",
-            ledger=farm.ledger,
-            queue=farm.queue,
-            limiter=farm.limiter,
-            provider=self.provider,
-            lease_seconds=self.settings.lease_lost_seconds,
-        )
+        reconciler = reconciler_of(farm, self.provider, lease_seconds=self.settings.lease_lost_seconds)
 
         def main() -> None:
             run_rounds(

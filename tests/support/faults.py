@@ -15,11 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.reconciler import Reconciler, Report
+from orchestrator.reconciler import Report
 from orchestrator.records import EpisodeSpec
 from tests.support.farm import Field
 from tests.support.ground import BUDGETS, KEY, Ground
 from tests.support.policies import candidate, repaired, script
+from tests.support.reconcilers import reconciler_of
 from tests.support.terminus import serving
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
@@ -104,7 +105,4 @@ def solvable(field: Field, **budgets: Any) -> EpisodeSpec:
 
 def reconciled(field: Field, provider: E2BProvider | None = None) -> Report:
     """One round of the reconciler."""
-    farm, used = field.farm, provider or field.provider
-    return Reconciler(
-        "r", ledger=farm.ledger, queue=farm.queue, limiter=farm.limiter, provider=used, lease_seconds=12
-    ).run_once()
+    return reconciler_of(field.farm, provider or field.provider).run_once()

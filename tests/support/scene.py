@@ -19,9 +19,8 @@ from orchestrator.reconciler import Reconciler, Report
 from orchestrator.records import EpisodeSpec, Receipt
 from orchestrator.vocabulary import AllocationState, Role, allocation_id
 from tests.support.fake_provider import FakeProvider
+from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
 from tests.support.truth import a_request, admit, expire, intended, leased, opened_farm, stored
-
-LEASE_SECONDS = 12.0
 
 
 class LaterLedger(Ledger):
@@ -87,14 +86,7 @@ def scene(redis_url: str) -> Iterator[Scene]:
         ledger = LaterLedger(
             farm.redis, farm.ledger.allocations, retention_seconds=farm.settings.receipt_retention_seconds
         )
-        reconciler = Reconciler(
-            "reconciler-test",
-            ledger=ledger,
-            queue=farm.queue,
-            limiter=farm.limiter,
-            provider=provider,
-            lease_seconds=LEASE_SECONDS,
-        )
+        reconciler = reconciler_of(farm, provider, ledger=ledger)
         opened = Scene(farm, provider, ledger, reconciler)
         opened.pass_time(LEASE_SECONDS)
         yield opened

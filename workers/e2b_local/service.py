@@ -7,7 +7,6 @@ creation attempts are logged and faults are injected, when some are set.
 import asyncio
 import contextlib
 import fcntl
-import ipaddress
 import logging
 import os
 import resource
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import uvicorn
 
+from orchestrator.exposure import is_loopback
 from workers.e2b_local.asgi import Receive, Scope, Send
 from workers.e2b_local.attempts import Attempts
 from workers.e2b_local.capability import open_jail, probe
@@ -64,7 +64,7 @@ class ServiceConfig:
             raise ValueError("the local sandbox service needs an api_key")
         if self.memory_mb < _LEAST_MEMORY_MB:
             raise ValueError(f"memory_mb must be at least {_LEAST_MEMORY_MB}: an agent and a shell need it")
-        if not _is_loopback(self.host):
+        if not is_loopback(self.host):
             message = f"refusing to listen on {self.host}: this is a development backend for the loopback only"
             raise ValueError(f"{message}; use 127.0.0.1, or the E2B cloud for several hosts")
 
@@ -221,10 +221,3 @@ def _claim(root: Path) -> int:
     for stale in root.glob(f"{_RUN_PREFIX}*"):
         unstage(stale)
     return lock
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

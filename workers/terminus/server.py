@@ -22,9 +22,10 @@ from openenv.core.env_server.http_server import HTTPEnvServer  # type: ignore[im
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation  # type: ignore[import-untyped]
 from openenv.core.env_server.types import ConcurrencyConfig, ServerMode  # type: ignore[import-untyped]
 
+from orchestrator.exposure import check_exposure
 from orchestrator.provider import Provider
 from orchestrator.settings import Budgets
-from workers.terminus.access import BearerToken, check_exposure
+from workers.terminus.access import BearerToken
 from workers.terminus.attachments import AttachedSessions
 from workers.terminus.environment import TerminusEnvironment
 from workers.terminus.session import SessionDefaults, TerminusState
@@ -153,7 +154,7 @@ def serve(
     """
     if listener is not None:
         host = listener.getsockname()[0]
-    check_exposure(host, token)
+    check_exposure(host, token, setting="FARM_TERMINUS_TOKEN")
     app = create_app(provider, budgets, token=token, **options)
     listener = listener if listener is not None else _listen(host, port)
     config = uvicorn.Config(
