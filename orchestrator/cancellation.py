@@ -20,6 +20,7 @@ from orchestrator.endings import end_queued
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
+from orchestrator.receipts import Receipts
 from orchestrator.vocabulary import EpisodeState, Outcome
 
 logger = logging.getLogger(__name__)
@@ -56,19 +57,23 @@ class Cancellation:
         self._redis = farm.redis
         self._ledger = farm.ledger
         self._queue = farm.queue
+        self._receipts = Receipts(farm.redis, farm.ledger.allocations)
 
     def open_of(self, *, run_id: str | None = None, group_id: str | None = None) -> list[str]:
         """Open episodes of a run, of a group, or of a group of a run, newest first.
 
-        Raises FarmError for a run that the farm does not know, and for a group of which nothing is open.
+        Raises FarmError for a run that the farm does not know, and for a group of which nothing is open nor has ended.
         """
         rows = self.matching(run_id=run_id, group_id=group_id)
-        if not rows and group_id is not None:
-            raise FarmError(
-                f"nothing is open in group {group_id!r}: it has ended or never was; "
-                f"see its receipts: rollout-farm receipts --group {group_id}"
-            )
-        if not rows and run_id is not None and not self._redis.exists(Keys.finished(run_id)):
+        if rows:
+            return rows
+        if group_id is not None:
+            if not self._receipts.knows_group(group_id, run_id=run_id):
+                raise FarmError(
+                    f"nothing is open in group {group_id!r} and no late receipt is of it: it never was, or ended long "
+                    f"ago; look among all receipts: rollout-farm receipts --group {group_id}"
+                )
+        elif run_id is not None and not self._receipts.knows_run(run_id):
             raise FarmError(f"no run {run_id!r}: the farm does not know it; see what there is: rollout-farm receipts")
         return rows
 

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _PAGE = 200
 """Receipts read at a time: some 400 KB of JSON, and a few milliseconds in which Redis serves nobody else."""
+_GROUP_PAGES = 50
+"""How far a look for any one receipt of a group goes, some half a second: groups have no index."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,20 @@ class Receipts:
 
     def select(self, wanted: ReceiptFilter, *, limit: int | None = None) -> Iterator[SettledReceipt]:
         """Those that are wanted, newest first, at most `limit`; an unreadable one is logged and passed over."""
-        pages = self._of_all(wanted) if wanted.run_id is None else self._of_run(wanted.run_id, wanted)
-        return islice((settled for page in pages for settled in self._settled(page, wanted)), limit)
+        return islice((settled for page in self._pages(wanted) for settled in self._settled(page, wanted)), limit)
 
     def knows_run(self, run_id: str) -> bool:
         """Whether any episode of the run has ended within the retention time."""
         return bool(self._redis.exists(Keys.finished(run_id)))
+
+    def knows_group(self, group_id: str, *, run_id: str | None = None) -> bool:
+        """Whether an episode of the group is among the newest 10,000 that ended, or among as many of the run."""
+        wanted = ReceiptFilter(run_id, group_id)
+        pages = islice(self._pages(wanted), _GROUP_PAGES)
+        return any(True for page in pages for _ in self._settled(page, wanted))
+
+    def _pages(self, wanted: ReceiptFilter) -> Iterator[list[str]]:
+        return self._of_all(wanted) if wanted.run_id is None else self._of_run(wanted.run_id, wanted)
 
     def _of_all(self, wanted: ReceiptFilter) -> Iterator[list[str]]:
         """Pages of episode ids from the index of all receipts.

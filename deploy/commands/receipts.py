@@ -54,9 +54,8 @@ def receipts(
     outcome: Annotated[
         list[Outcome] | None, typer.Option(help="Only with this outcome; may be given again.", show_choices=False)
     ] = None,
-    scored: Annotated[
-        bool | None, typer.Option("--scored/--aborted", help="Only with a reward, or only without.", show_default=False)
-    ] = None,
+    scored: Annotated[bool, typer.Option("--scored", help="Only with a reward.")] = False,
+    aborted: Annotated[bool, typer.Option("--aborted", help="Only without a reward.")] = False,
     since: Annotated[
         str | None, typer.Option(help="Only from then on: 90s, 2h, 7d ago, an ISO time (UTC), or unix seconds.")
     ] = None,
@@ -85,8 +84,10 @@ def receipts(
     from orchestrator.farm import open_farm
     from orchestrator.receipts import ReceiptFilter
 
+    if scored and aborted:
+        raise typer.BadParameter("either --scored or --aborted: no episode is both")
     chosen = form or (_SUFFIXES.get(output.suffix.lower(), Format.TABLE) if output else Format.TABLE)
-    filters = (run, group, task, outcome, scored, since, until, limit)
+    filters = (run, group, task, outcome, scored or None, aborted or None, since, until, limit)
     if episode is not None and any(value is not None for value in filters):
         raise SettingsError("one episode is shown whole: give either an episode or filters")
     if transcript and (episode is None or chosen is Format.CSV):
@@ -98,8 +99,11 @@ def receipts(
         _write(_one(farm, episode, chosen, transcript=transcript), output)
         return
     begin, end = (_moment(farm, text, option) for text, option in ((since, "--since"), (until, "--until")))
+    if begin is not None and end is not None and end < begin:
+        raise SettingsError(f"--until {until} is before --since {since}: nothing can lie between")
     outcomes = frozenset(outcome) if outcome else None
-    _write(_many(farm, ReceiptFilter(run, group, task, outcomes, scored, begin, end), chosen, limit), output)
+    rewarded = scored if scored or aborted else None
+    _write(_many(farm, ReceiptFilter(run, group, task, outcomes, rewarded, begin, end), chosen, limit), output)
 
 
 def _moment(farm: Farm, text: str | None, option: str) -> float | None:

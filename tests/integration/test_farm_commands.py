@@ -147,11 +147,13 @@ def test_one_episode_is_shown_in_full_with_its_transcript(lasting: Field, tmp_pa
         (["receipts", "--transcript"], ExitCode.SETTINGS, "--transcript goes with one episode"),
         (["receipts", "--since", "yesterday"], ExitCode.SETTINGS, "write how long ago"),
         (["receipts", "--outcome", "lucky"], ExitCode.USAGE, "lucky"),
+        (["receipts", "--scored", "--aborted"], ExitCode.USAGE, "either --scored or --aborted"),
+        (["receipts", "--since", "1h", "--until", "2h"], ExitCode.SETTINGS, "--until 2h is before --since 1h"),
         (["cancel"], ExitCode.SETTINGS, "say what to cancel"),
         (["cancel", "--episode", "e-open", "--run", "run-c"], ExitCode.SETTINGS, "say what to cancel"),
         (["cancel", "--episode", "e-nobody"], ExitCode.FAILED, "no episode 'e-nobody'"),
         (["cancel", "--run", "run-nobody"], ExitCode.FAILED, "no run 'run-nobody'"),
-        (["cancel", "--group", "g-1"], ExitCode.FAILED, "nothing is open in group 'g-1'"),
+        (["cancel", "--group", "g-nobody"], ExitCode.FAILED, "nothing is open in group 'g-nobody'"),
     ],
 )
 def test_what_is_wrong_is_said_clearly(
@@ -169,6 +171,11 @@ def queued(field: Field, count: int, **changes: Any) -> list[EpisodeSpec]:
         field.farm.ledger.open(spec)
         field.farm.queue.enqueue(spec)
     return specs
+
+
+@pytest.mark.parametrize("what", [("--run", "run-a"), ("--group", "g-1"), ("--run", "run-a", "--group", "g-1")])
+def test_cancelling_what_has_ended_is_no_error(lasting: Field, tmp_path: Path, what: tuple[str, ...]) -> None:
+    assert succeed(lasting, tmp_path, "cancel", *what) == "nothing is open: all of it had ended before\n"
 
 
 def test_cancel_prints_a_summary_and_its_exit_code_says_whether_all_is_over(field: Field, tmp_path: Path) -> None:

@@ -199,4 +199,7 @@ def explain(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         known = ", ".join(Faults.model_fields)
         return f"{name}: there is no such fault; there are {known}"
+    if problem["type"] == "dict_type":
+        whose, member = ("metadata", "role") if name == "only" else ("operation", "create")
+        return f"{name}: say of which {whose}, such as {name}.{member}={problem['input']}"
     return f"{name}: {problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r})"
