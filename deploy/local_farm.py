@@ -34,7 +34,7 @@ class LocalFarm:
     def __init__(self, settings: Settings, *, workers: int, temporary: bool = False) -> None:
         self._stack = Stack(settings, temporary=temporary)
         self._count = workers
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self._workers: subprocess.Popen[bytes] | None = None
         self._orchestrator: subprocess.Popen[bytes] | None = None
         self.settings = settings
 
@@ -48,7 +48,7 @@ class LocalFarm:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             self._orchestrator = self._child("orchestrator", "orchestrator")
-            self._workers.append(self._child("workers", "worker", "--count", str(self._count)))
+            self._workers = self._child("workers", "worker", "--count", str(self._count))
             self._wait_ready(open_farm(self.settings))
         except BaseException:
             self._stop()
@@ -63,12 +63,9 @@ class LocalFarm:
     def check(self) -> None:
         """Raise when the stack or a child has ended by itself."""
         self._stack.check()
-        orchestrator = self._orchestrator
-        if orchestrator is not None and orchestrator.poll() is not None:
-            raise self._why("orchestrator", orchestrator.returncode)
-        for child in self._workers:
-            if child.poll() is not None:
-                raise self._why("workers", child.returncode)
+        for name, child in (("orchestrator", self._orchestrator), ("workers", self._workers)):
+            if child is not None and child.poll() is not None:
+                raise self._why(name, child.returncode)
 
     def _why(self, name: str, code: int) -> FarmError:
         """The error that this child reported itself, or all it logged last when it reported none."""
@@ -113,19 +110,12 @@ class LocalFarm:
                 self._end_workers(closing)
                 raise
         finally:
-            self._workers.clear()
+            self._workers = None
             if self._orchestrator is not None:
                 end(self._orchestrator)
             self._stack.stop()
 
     def _end_workers(self, seconds: float) -> None:
-        for child in self._workers:
-            if child.poll() is None:
-                child.terminate()
-        ends = time.monotonic() + seconds
-        for child in self._workers:
-            while child.poll() is None and time.monotonic() < ends:
-                time.sleep(0.02)  # not end(): its SIGTERM would be the second one, which closes
-            if child.poll() is None:
-                child.kill()
-                child.wait()
+        child = self._workers
+        if child is not None and child.poll() is None:
+            end(child, seconds=seconds)

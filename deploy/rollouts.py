@@ -12,7 +12,7 @@ from rich.table import Table
 
 from deploy.terminal import errors, safe
 from orchestrator.cost import usd, usd_text
-from orchestrator.errors import FarmError
+from orchestrator.errors import FarmError, ReceiptOverdue
 from orchestrator.pool import Pool
 from orchestrator.records import Script, SettledReceipt
 from orchestrator.tasks import Task
@@ -48,7 +48,7 @@ def run_scripted(
                 settled = next(waiting)
             except StopIteration:
                 return
-            except TimeoutError:
+            except ReceiptOverdue:
                 check()
                 left = [episode for episode in submitted if episode.episode_id not in seen]
                 waiting = pool.as_completed(left, timeout_seconds=5)

@@ -22,6 +22,7 @@ from orchestrator.errors import (
     EpisodeClosed,
     FarmError,
     InfrastructureLost,
+    ReceiptOverdue,
 )
 from orchestrator.finished import Finished
 from orchestrator.ledger import Ledger
@@ -175,7 +176,7 @@ class Episode:
 
     @redis_border
     def wait(self, timeout_seconds: float | None = None) -> Receipt:
-        """Block until the receipt is there; raises TimeoutError."""
+        """Block until the receipt is there; raises ReceiptOverdue (a TimeoutError) when it is not in time."""
         ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
             position = self._finished.position()
@@ -183,7 +184,10 @@ class Episode:
                 return receipt
             left = BLOCK_SECONDS if ends is None else ends - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"{self.episode_id} has no receipt after {timeout_seconds:g} s")
+                raise ReceiptOverdue(
+                    f"{self.episode_id} has no receipt after {timeout_seconds:g} s; see whether its worker and an "
+                    "orchestrator run: rollout-farm status"
+                )
             self._require_row()
             self._finished.after(position, left)
 

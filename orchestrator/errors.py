@@ -14,6 +14,7 @@ the caller must change something; its text says what to do next. Nobody matches 
     ├── EpisodeClosed            a call on an episode that already ended
     ├── CommandRefused           a terminal command that cannot be carried; nothing was run
     │   └── CommandTooLarge        over the limit
+    ├── ReceiptOverdue           an episode has no receipt within the time that the caller, or its budgets, gave it
     ├── NotAlike                 two evaluations cannot be compared (`trainer.evaluation.comparison`)
     ├── ActionPending            the worker took the action and has not answered within the caller's patience
     └── ProviderError            a sandbox provider refused or failed
@@ -70,6 +71,10 @@ class InfrastructureLost(EpisodeAborted):
 
 class EpisodeClosed(FarmError):
     """The episode has ended; read its receipt."""
+
+
+class ReceiptOverdue(FarmError, TimeoutError):
+    """No receipt came in time: of an episode that was waited for, or of any. It may still come."""
 
 
 class CommandRefused(FarmError, ValueError):

@@ -23,7 +23,7 @@ from orchestrator.budget import Balance
 from orchestrator.cancellation import Cancellation, Ending
 from orchestrator.connection import BLOCK_SECONDS, redis_border, require_answer
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, FarmError, RedisUnavailable
+from orchestrator.errors import CapacityError, FarmError, ReceiptOverdue, RedisUnavailable
 from orchestrator.farm import open_farm
 from orchestrator.finished import START, Finished
 from orchestrator.limiter import Capacity, Limiter
@@ -192,7 +192,8 @@ class Pool:
     ) -> Iterator[SettledReceipt]:
         """Yield receipts as episodes end.
 
-        Raises TimeoutError when nothing ended for `timeout_seconds`, FarmError when the farm knows one no longer.
+        Raises ReceiptOverdue (a TimeoutError) when nothing ended for `timeout_seconds`, FarmError when the farm knows
+        one no longer.
         """
         read = redis_border(self.ledger.receipt)
         waiting = {episode.episode_id for episode in (self._episodes.values() if episodes is None else episodes)}
@@ -217,7 +218,7 @@ class Pool:
                     quiet_since = time.monotonic()
                     yield receipt
             if waiting and timeout_seconds is not None and time.monotonic() - quiet_since > timeout_seconds:
-                raise TimeoutError(f"no episode ended for {timeout_seconds:g} s; still open: {sorted(waiting)}")
+                raise ReceiptOverdue(f"no episode ended for {timeout_seconds:g} s; still open: {sorted(waiting)}")
 
     @redis_border
     def receipts(self, episodes: Sequence[Episode]) -> list[SettledReceipt]:

@@ -31,6 +31,7 @@ from orchestrator.errors import (
     EpisodeAborted,
     EpisodeClosed,
     FarmError,
+    ReceiptOverdue,
     RedisUnavailable,
 )
 from orchestrator.pool import Pool, Reservation
@@ -280,7 +281,7 @@ class RemoteEpisodes:
                 continue
             try:
                 episode.wait(timeout_seconds=max(0.1, ends - time.monotonic()))
-            except TimeoutError as error:
+            except ReceiptOverdue as error:
                 logger.error("still open: %s; look at: rollout-farm status", error)
             except FarmError as error:
                 logger.error("not seen to end: %s", error)

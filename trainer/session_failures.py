@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.errors import CapacityError, EpisodeAborted, RedisUnavailable, SettingsError
+from orchestrator.errors import CapacityError, EpisodeAborted, ReceiptOverdue, RedisUnavailable, SettingsError
 from orchestrator.tasks import TaskError
 
 Verdict = tuple[str, str] | None
@@ -66,7 +66,7 @@ def cause_of(error: Exception) -> str:
         return "redis_unavailable"
     if isinstance(error, CapacityError):
         return "no_worker"
-    if isinstance(error, TimeoutError):
+    if isinstance(error, ReceiptOverdue):
         return "no_receipt"
     return "task" if isinstance(error, TaskError) else "other"
 

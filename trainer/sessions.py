@@ -91,7 +91,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         self._without_workers = without_workers
         self._forget = forget
         self._ready = False
-        self._failure: FarmError | TimeoutError | None = None
+        self._failure: FarmError | None = None
         self._verified: VerifyResult | None = None
         self._uncounted = iter((True,))
         self._closing = threading.Event()
@@ -125,7 +125,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
             return ToolResult(data=str(error), error=str(error))
         except EpisodeClosed:
             return ToolResult(data=_CLOSED, done=True)
-        except (FarmError, TimeoutError) as error:
+        except FarmError as error:
             self._fail(error)
         metadata = {"exit_code": seen.exit_code, "timed_out": seen.timed_out, "truncated": seen.truncated}
         return ToolResult(data=str(seen), metadata=metadata)
@@ -143,7 +143,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
             self._await_ready()
             reward = self.episode.reward()
             receipt = self.episode.wait()
-        except (FarmError, TimeoutError) as error:
+        except FarmError as error:
             self._fail(error)
         metrics = {
             "episode_id": receipt.episode_id,
@@ -171,7 +171,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
                 if self.episode.receipt() is None:
                     self.episode.cancel()
                     self.episode.wait(self._close_seconds)
-            except (FarmError, TimeoutError) as error:
+            except FarmError as error:
                 self._tally.unclosed()
                 logger.error("session not closed: %s", error, extra={"episode": self.episode.episode_id})
             else:
@@ -211,7 +211,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         """True once: a session is counted one time, whichever thread comes first."""
         return next(self._uncounted, False)
 
-    def _fail(self, error: FarmError | TimeoutError) -> NoReturn:
+    def _fail(self, error: FarmError) -> NoReturn:
         """Remember why there is no score, count it, and raise it, or the end of the run when it was one too many."""
         self._failure = error
         if not self._counts_now():  # ended by ourselves: what close did to a call on its way is no failure

@@ -125,7 +125,6 @@ def _describe(path: Path, settings: Settings, *, local: bool) -> None:
     """Write how to reach the stack, with the local service's key but never the cloud's."""
     text = json.dumps(
         {
-            "pid": os.getpid(),
             "redis_url": settings.redis_url,
             "e2b_api_url": settings.e2b_api_url if local else None,
             "e2b_api_key": settings.e2b_api_key.get_secret_value() if local and settings.e2b_api_key else None,

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from deploy.embedded import EmbeddedRedis, LocalSandboxes
+from deploy.embedded.children import leashed
 from orchestrator.farm import open_farm
 from orchestrator.settings import Settings
 from tests.chaos.budgets import BUDGETS
@@ -229,7 +230,7 @@ class Plant:
 
     def _command(self, *arguments: str) -> Marked:
         output = self._directory / f"{arguments[0]}.log"
-        command = [sys.executable, "-m", "deploy.cli", *arguments]
+        command = leashed(sys.executable, "-m", "deploy.cli", *arguments)
         return Marked(command, environment=worker_environment(self.settings), cwd=self._directory, output=output)
 
 

@@ -94,17 +94,18 @@ def _noted(traffic: Traffic, episode: Episode, policy: Script) -> None:
         pass
     except Exception as error:  # noqa: BLE001 - a driver's thread: the round reports it
         traffic.faults.append(f"{episode.episode_id}: {type(error).__name__}: {error}")
-    finally:
-        _patient(episode.close)
 
 
 def _drive(episode: Episode, policy: Script) -> float:
-    _patient(episode.reset)
-    for command in policy.commands:
-        _patient(lambda command=command: episode.terminal(command))  # type: ignore[misc]
-    if policy.submit:
-        _patient(episode.submit)
-    return _patient(episode.reward)
+    try:
+        _patient(episode.reset)
+        for command in policy.commands:
+            _patient(lambda command=command: episode.terminal(command))  # type: ignore[misc]
+        if policy.submit:
+            _patient(episode.submit)
+        return _patient(episode.reward)
+    finally:
+        _patient(episode.close)
 
 
 def _patient(call: Callable[[], T]) -> T:

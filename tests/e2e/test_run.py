@@ -13,6 +13,7 @@ import pytest
 from deploy.embedded import LocalSandboxes
 from deploy.exit_codes import ExitCode
 from deploy.rollouts import run_scripted
+from orchestrator.errors import ReceiptOverdue
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool
 from orchestrator.records import SettledReceipt
@@ -133,7 +134,7 @@ def test_a_receipt_that_came_between_two_looks_is_not_lost() -> None:
         def as_completed(self, episodes: list[SimpleNamespace], *, timeout_seconds: float) -> Iterator[Any]:
             self.waits += 1
             if self.waits == 1:
-                raise TimeoutError
+                raise ReceiptOverdue
             yield from (SimpleNamespace(receipt=SimpleNamespace(episode_id=row.episode_id)) for row in episodes)
 
     checks: list[int] = []

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.errors import CapacityError, EpisodeAborted, FarmError, RedisUnavailable, SettingsError
+from orchestrator.errors import (
+    CapacityError,
+    EpisodeAborted,
+    FarmError,
+    ReceiptOverdue,
+    RedisUnavailable,
+    SettingsError,
+)
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import Outcome
 from trainer.session_failures import FailureLimit, SessionTally, TooManyFailures, Verdict, cause_of, judge
@@ -53,7 +60,7 @@ def test_a_limit_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
         (RedisUnavailable("gone"), "redis_unavailable"),
         (CapacityError("none"), "no_worker"),
         (TaskError(["none"]), "task"),
-        (TimeoutError("late"), "no_receipt"),
+        (ReceiptOverdue("late"), "no_receipt"),
         (FarmError("what"), "other"),
     ],
 )
