@@ -89,6 +89,8 @@ class Reconciler:
         self._list_failure: str | None = None
         self._clock = clock
         self._looked = clock()
+        self._redis_ahead = self._settled_since - self._looked
+        """Redis's clock less ours: it changes when either is set."""
 
     def interrupted(self) -> None:
         """Redis was away: give every lease its full time again before anything is declared lost."""
@@ -162,8 +164,12 @@ class Reconciler:
         )
 
     def _note_pause(self, now: float) -> None:
-        if self._clock() - self._looked > self._lease_seconds / 2:
-            self._settled_since = now  # an outage, ridden out by the client, looks like a long pause from here
+        clock = self._clock()
+        step, self._redis_ahead = now - clock - self._redis_ahead, now - clock
+        # an outage, ridden out by the client, looks like a long pause from here; a clock that is set makes every
+        # lease look over at once, or none ever
+        if clock - self._looked > self._lease_seconds / 2 or abs(step) > self._lease_seconds / 2:
+            self._settled_since = now
 
     def _list(self, now: float) -> list[SandboxRow]:
         """What the provider says carries our tag; nothing when it does not answer, which proves nothing."""

@@ -8,7 +8,7 @@ from redis import Redis
 from orchestrator.errors import ConcurrencyLimited, NothingSent, OutcomeUnknown, RateLimited
 from orchestrator.keys import Keys
 from orchestrator.vocabulary import AllocationState, Outcome, Role
-from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
+from tests.support.reconcilers import LEASE_SECONDS
 from tests.support.scene import Scene
 from tests.support.truth import a_receipt, a_request, admit, intended, leased, stored
 
@@ -184,20 +184,17 @@ def test_a_creation_is_repeated_before_those_that_wait_for_a_new_one(scene: Scen
 
 
 def test_a_429_to_a_deletion_is_told_to_the_limiter_and_waited_out(scene: Scene) -> None:
-    clock = [0.0]
-    reconciler = reconciler_of(scene.farm, scene.provider, "paced", ledger=scene.ledger, clock=lambda: clock[0])
-    scene.pass_time(LEASE_SECONDS)
     for _ in range(2):
         spec, _, _ = scene.started()
         scene.kill(spec)
     scene.provider.refuse_deletes = RateLimited("slow down", 25)
     for _ in range(2):
-        assert len(reconciler.run_once().unresolved) == 2
+        assert len(scene.round().unresolved) == 2
     assert len(scene.provider.deleted) == 1
     reading = scene.farm.limiter.read()
     assert reading.rate_limited == 1
     assert 20 < reading.cooldown_seconds <= 25
     scene.provider.refuse_deletes = None
-    clock[0] += 26
-    assert len(reconciler.run_once().settled) == 2
+    scene.pass_time(26)
+    assert len(scene.round().settled) == 2
     assert scene.permits == 0

@@ -14,7 +14,7 @@ from orchestrator.reconciler import Report
 from orchestrator.records import Allocation, EpisodeSpec
 from orchestrator.vocabulary import AllocationState, Outcome, Role, allocation_id
 from tests.support.fake_provider import FakeProvider
-from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
+from tests.support.reconcilers import LEASE_SECONDS
 from tests.support.scene import LaterLedger, Scene
 from tests.support.truth import a_receipt, a_request, admit, expire, intended, leased, stored
 
@@ -176,7 +176,7 @@ def test_a_rival_that_takes_over_half_way_costs_a_round_and_no_more(scene: Scene
             scene.provider.delete(sandbox)
 
     slow = SlowProvider(running=scene.provider.running)
-    reconciler = reconciler_of(scene.farm, slow, "slow", ledger=scene.ledger)
+    reconciler = scene.watcher("slow", slow)
     scene.pass_time(LEASE_SECONDS)
     for lost in (spec, other):
         scene.kill(lost)
@@ -236,7 +236,7 @@ def test_an_episode_that_begins_during_the_look_keeps_its_sandbox(scene: Scene, 
     ledger = BusyLedger(
         scene.farm.redis, BusyAllocations(scene.farm.redis, rates=rates, retention_seconds=60), retention_seconds=60
     )
-    reconciler = reconciler_of(scene.farm, scene.provider, "busy", ledger=ledger)
+    reconciler = scene.watcher("busy", ledger=ledger)
     assert reconciler.run_once() == Report()
     assert len(born) == 4
     assert scene.provider.deleted == []

@@ -17,7 +17,7 @@ from orchestrator.status import Status, read_status
 from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import AllocationState, Outcome, Role, allocation_id
 from tests.support.fake_provider import FakeProvider
-from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
+from tests.support.reconcilers import LEASE_SECONDS
 from tests.support.redis_server import dump
 from tests.support.scene import Scene
 from tests.support.truth import a_receipt, a_request, intended, leased
@@ -107,7 +107,7 @@ def test_a_newborn_is_not_taken_for_an_orphan(scene: Scene, redis: Redis) -> Non
             return super().list(metadata)
 
     provider = SlowList()
-    reconciler = reconciler_of(scene.farm, provider, "slow", ledger=scene.ledger)
+    reconciler = scene.watcher("slow", provider)
     view = reconciler.look()
     assert [row.sandbox_id for row in view.sandboxes] == born, "the list had it"
     assert plan(view, lease_seconds=LEASE_SECONDS) == []
@@ -148,7 +148,7 @@ def test_one_that_vanished_by_itself_is_neither_deleted_nor_counted(scene: Scene
 
     provider = Vanishing()
     provider.add(tags(scene))
-    reconciler = reconciler_of(scene.farm, provider, "quick", ledger=scene.ledger)
+    reconciler = scene.watcher("quick", provider)
     assert reconciler.run_once() == Report()
     assert provider.deleted == []
     assert counted(redis) == 0
@@ -163,7 +163,7 @@ def test_an_orphan_whose_tag_changed_under_us_is_left_alone(scene: Scene) -> Non
 
     provider = Lying()
     provider.add({"farm": "another-farm"})
-    reconciler = reconciler_of(scene.farm, provider, "told", ledger=scene.ledger)
+    reconciler = scene.watcher("told", provider)
     assert reconciler.run_once() == Report()
     assert provider.deleted == []
 

@@ -8,7 +8,7 @@ from rq.job import Job
 from orchestrator.keys import Keys
 from orchestrator.reconciler import Report
 from orchestrator.vocabulary import Drive, Outcome, job_id
-from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
+from tests.support.reconcilers import LEASE_SECONDS
 from tests.support.scene import Scene
 from tests.support.truth import a_receipt, a_spec, leased, opened_farm
 
@@ -170,7 +170,7 @@ def test_a_first_round_after_watching_judges_at_once(scene: Scene) -> None:
     lease_seconds = 0.3
     lost, _, _ = scene.started()
     scene.kill(lost)
-    reconciler = reconciler_of(scene.farm, scene.provider, "by-hand", ledger=scene.ledger, lease_seconds=lease_seconds)
+    reconciler = scene.watcher("by-hand", lease_seconds=lease_seconds)
     assert reconciler.run_once() == Report()
     reconciler.watch(lease_seconds)
     assert reconciler.run_once().finished == [lost.episode_id]

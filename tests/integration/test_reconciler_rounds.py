@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from redis import Redis
 
 from orchestrator.keys import Keys
 from orchestrator.leadership import leader
+from orchestrator.plan import plan
 from orchestrator.reconciler import Report
 from orchestrator.rounds import run_rounds
 from orchestrator.vocabulary import EpisodeState, Outcome
@@ -36,23 +38,30 @@ def test_no_lease_is_judged_within_one_lease_time_after_an_interruption(scene: S
 
 
 def test_an_outage_that_the_client_rode_out_is_an_interruption_too(scene: Scene) -> None:
-    clock = [0.0]
-    watcher = reconciler_of(scene.farm, scene.provider, "watcher", ledger=scene.ledger, clock=lambda: clock[0])
-    scene.pass_time(LEASE_SECONDS + 1)
-    assert watcher.run_once() == Report()
     spec, _, _ = scene.started()
     scene.kill(spec)
-    clock[0] += LEASE_SECONDS  # one call that hung in retries for so long
-    assert watcher.run_once() == Report()
+    scene.hang(LEASE_SECONDS)  # one call that hung in retries for so long
+    assert scene.round() == Report()
     scene.pass_time(LEASE_SECONDS + 1)
-    clock[0] += 1
-    assert watcher.run_once().finished == [spec.episode_id]
+    assert scene.round().finished == [spec.episode_id]
+
+
+@pytest.mark.parametrize("seconds", [LEASE_SECONDS * 100, -LEASE_SECONDS * 100])
+def test_a_step_of_redis_clock_ends_nobody_and_blinds_nobody(scene: Scene, seconds: float) -> None:
+    """A machine that wakes up, or a time server that corrects a host: leases that live look over at once."""
+    spec, lease, _ = scene.started()
+    scene.step_clock(seconds)
+    assert plan(scene.reconciler.look(), lease_seconds=LEASE_SECONDS) == []
+    assert scene.farm.ledger.renew(lease, lease_seconds=30)
+    scene.kill(spec)
+    scene.pass_time(LEASE_SECONDS + 0.1)
+    assert scene.round().finished == [spec.episode_id]
 
 
 def test_a_new_reconciler_judges_nothing_within_its_first_lease_time(scene: Scene) -> None:
     spec, _, _ = scene.started()
     scene.kill(spec)
-    young = reconciler_of(scene.farm, scene.provider, "young", ledger=scene.ledger)
+    young = scene.watcher("young")
     assert young.run_once() == Report()
     scene.pass_time(LEASE_SECONDS + 0.1)
     assert young.run_once().finished == [spec.episode_id]
@@ -62,7 +71,7 @@ def test_a_new_reconciler_judges_nothing_within_its_first_lease_time(scene: Scen
 def rounds_of(scene: Scene, *, every_seconds: float) -> Iterator[list[Report]]:
     """A reconciler whose leases last 0.4 s makes its rounds; the reports so far."""
     reports: list[Report] = []
-    reconciler = reconciler_of(scene.farm, scene.provider, "slow", ledger=scene.ledger, lease_seconds=0.4)
+    reconciler = scene.watcher("slow", lease_seconds=0.4)
     stop = threading.Event()
     options: dict[str, Any] = {"every_seconds": every_seconds, "stop": stop, "on_report": reports.append}
     thread = threading.Thread(target=run_rounds, args=(scene.farm.redis, reconciler, "slow"), kwargs=options)
@@ -91,20 +100,14 @@ def test_the_lead_is_kept_during_a_rest(scene: Scene, redis: Redis) -> None:
 
 
 def test_an_outage_during_a_rest_is_an_interruption_too(scene: Scene) -> None:
-    clock = [0.0]
-    watcher = reconciler_of(scene.farm, scene.provider, "watcher", ledger=scene.ledger, clock=lambda: clock[0])
     spec, _, _ = scene.started()
     scene.kill(spec)
-
-    def rest(beats: list[float]) -> Report:
-        for seconds in beats:
-            scene.pass_time(seconds)
-            clock[0] += seconds
-            watcher.beat()
-        return watcher.run_once()
-
-    assert rest([3.0, 3.0, 9.0]) == Report(), "between the last two Redis was away"
-    assert rest([3.0] * 5).finished == [spec.episode_id]
+    scene.pass_time(6)
+    scene.hang(9)
+    scene.reconciler.beat()
+    assert scene.round() == Report(), "before the last beat Redis was away"
+    scene.pass_time(LEASE_SECONDS + 1)
+    assert scene.round().finished == [spec.episode_id]
 
 
 def test_one_reconciler_leads_at_a_time_and_hands_over(scene: Scene, redis_url: str, redis: Redis) -> None:

@@ -6,8 +6,10 @@ PYTEST_DONT_REWRITE: those modules import this one before pytest learns that it 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.ledger import Lease, Ledger
 from orchestrator.limiter import Admission
+from orchestrator.provider import Provider
 from orchestrator.reconciler import Reconciler, Report
 from orchestrator.records import EpisodeSpec, Receipt
 from orchestrator.vocabulary import AllocationState, Role, allocation_id
@@ -35,15 +38,44 @@ class LaterLedger(Ledger):
 
 @dataclass
 class Scene:
-    """A farm, a provider and a reconciler that has looked at them for longer than a lease."""
+    """A farm, a provider, and a reconciler that has looked at them for longer than a lease."""
 
     farm: Farm
     provider: FakeProvider
     ledger: LaterLedger
-    reconciler: Reconciler
+    passed: float = 0.0
+    watchers: list[Reconciler] = field(default_factory=list)
+
+    @property
+    def reconciler(self) -> Reconciler:
+        """The one that makes `round`s."""
+        return self.watchers[0]
+
+    def watcher(self, name: str, provider: Provider | None = None, **options: Any) -> Reconciler:
+        """One more reconciler of this scene, on its clocks."""
+        options.setdefault("ledger", self.ledger)
+        self.watchers.append(reconciler_of(self.farm, provider or self.provider, name, clock=self._clock, **options))
+        return self.watchers[-1]
+
+    def _clock(self) -> float:
+        return time.monotonic() + self.passed
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass for the reconciler."""
+        """Let time pass, every reconciler looking on all along."""
+        while seconds > 0:
+            step = min(seconds, LEASE_SECONDS / 4)
+            self.hang(step)
+            for watcher in self.watchers:
+                watcher.beat()
+            seconds -= step
+
+    def hang(self, seconds: float) -> None:
+        """Let time pass in which nobody sees Redis."""
+        self.passed += seconds
+        self.step_clock(seconds)
+
+    def step_clock(self, seconds: float) -> None:
+        """Set Redis's clock forward or back: no time passes."""
         self.ledger.ahead += seconds
 
     def round(self) -> Report:
@@ -86,7 +118,7 @@ def scene(redis_url: str) -> Iterator[Scene]:
         ledger = LaterLedger(
             farm.redis, farm.ledger.allocations, retention_seconds=farm.settings.receipt_retention_seconds
         )
-        reconciler = reconciler_of(farm, provider, ledger=ledger)
-        opened = Scene(farm, provider, ledger, reconciler)
+        opened = Scene(farm, provider, ledger)
+        opened.watcher("reconciler-test")
         opened.pass_time(LEASE_SECONDS)
         yield opened
