@@ -42,6 +42,9 @@ _REFUSED_SECONDS = 35.0
 _ASK_AGAIN = 2
 """How often a lost answer is asked for under the same key before the reconciler has to settle it."""
 
+_LOOK_ATTEMPTS = 3
+"""How often a sandbox's size is asked for: without it no budget holds, so that it is worth the wait."""
+
 _DELETE_ATTEMPTS = 4
 """Delete and confirm: once, and three times again."""
 
@@ -195,7 +198,11 @@ class Allocator:
 
         Sets `affordable` of `owned` where a budget cannot bear that size.
         """
-        seen = self.patiently(lambda: self._provider.describe(owned.sandbox_id))
+        for attempt in retrying(
+            NothingSent, OutcomeUnknown, attempts=_LOOK_ATTEMPTS
+        ):  # it changes nothing
+            with attempt:
+                seen = self.patiently(lambda: self._provider.describe(owned.sandbox_id))
         if seen is not None:
             owned.row, owned.affordable = self._allocations.sized(owned.row, vcpus=seen.vcpus, memory_mb=seen.memory_mb)
         return seen is not None

@@ -21,7 +21,7 @@ pytest_plugins = ["tests.support.farm", "tests.support.faults"]
 
 
 @pytest.mark.parametrize("fault", ["unavailable", "bad_gateway"])
-@pytest.mark.parametrize("operation", ["create", "delete"])
+@pytest.mark.parametrize("operation", ["create", "info", "delete"])
 def test_a_5xx_is_repeated_without_harm(field: Field, faults: ServiceFaults, fault: str, operation: str) -> None:
     faults.set(**{f"{fault}__{operation}": 1})
     spec = solvable(field)
@@ -46,13 +46,15 @@ def test_a_provider_that_stays_unavailable_leaves_an_unknown_that_is_settled_lat
 
 
 @pytest.mark.parametrize("role", BOTH)
-@pytest.mark.parametrize("operation", ["probe", "info", "files", "command"])
-def test_a_call_to_a_sandbox_that_fails_aborts(field: Field, faults: ServiceFaults, operation: str, role: str) -> None:
-    faults.set(**{f"unavailable__{operation}": 1}, only__role=role)
+@pytest.mark.parametrize(("operation", "times"), [("probe", 1), ("info", 3), ("files", 1), ("command", 1)])
+def test_a_call_to_a_sandbox_that_fails_aborts(
+    field: Field, faults: ServiceFaults, operation: str, times: int, role: str
+) -> None:
+    faults.set(**{f"unavailable__{operation}": times}, only__role=role)
     spec = solvable(field)
     assert field.run(spec) == "transport"
     field.check_ended(spec.episode_id, Outcome.TRANSPORT, roles=BOTH[: BOTH.index(role) + 1])
-    assert faults.hits() == {f"unavailable.{operation}": 1}
+    assert faults.hits() == {f"unavailable.{operation}": times}
 
 
 @pytest.mark.parametrize("fault", ["bad_gateway", "lost"])

@@ -16,36 +16,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tests.learning.tasks import BUGS, LOOK, PATCHED, PROMPT, REPAIR, Bug, seen
+from tests.support.tool_template import RESPONSE, TEMPLATE
 from trainer.evaluation.chat_template import ChatTemplate
 from trainer.evaluation.tools import TOOLS
 
 SUBMITTED = "Submitted. The episode is closed."
-
-_TEMPLATE = r"""{%- for m in messages -%}
-{%- if m.role == 'tool' %} <obs> {{ m.content }}
-{%- elif m.role == 'assistant' %} <act>{% if m.content %} {{ m.content }}{% endif %}
-{%- for call in m.tool_calls or [] %} <tool_call>
-{{- {'name': call.function.name, 'arguments': call.function.arguments} | tojson(separators=(',', ':'))
-    | replace(' ', '\\u0020') }}</tool_call>{% endfor %}
-{%- if not m.tool_calls %} <|im_end|>{% endif %}
-{%- else %} <user> {{ m.content }}{% endif %}
-{%- endfor %}{% if add_generation_prompt %} <act>{% endif %}"""
-"""Short, and it renders a parsed call to the very word that was sampled. A call ends the turn by itself."""
-
-_RESPONSE = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<act>",
-    "fields": {
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -85,7 +60,7 @@ def tiny_policy(seed: int) -> TinyPolicy:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=raw, pad_token="<pad>", eos_token="<|im_end|>", unk_token="<unk>"
     )
-    tokenizer.chat_template, tokenizer.response_template = _TEMPLATE, _RESPONSE
+    tokenizer.chat_template, tokenizer.response_template = TEMPLATE, RESPONSE
     torch.manual_seed(seed)
     end = tokenizer.eos_token_id
     config = GPT2Config(
