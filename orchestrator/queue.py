@@ -81,9 +81,14 @@ class JobQueue:
         return int(self.rq.count)
 
     def withdraw(self, job: str, *, lost: bool = False) -> None:
-        """Take a job off the queue. One that somebody has popped keeps its envelope, unless it is `lost` with him."""
+        """Take a job off the queue. One that somebody has popped keeps its envelope, unless it is `lost` with him.
+
+        Not for ever: he may have died with it, and nobody else would tidy it up.
+        """
         if self.rq.remove(job) or lost:
             self._redis.delete(Job.key_for(job))
+        else:
+            self._redis.expire(Job.key_for(job), _KEEP_SECONDS)
 
 
 def refusal(fields: dict[str, Any], func_name: str | None) -> str | None:

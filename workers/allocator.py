@@ -198,9 +198,7 @@ class Allocator:
 
         Sets `affordable` of `owned` where a budget cannot bear that size.
         """
-        for attempt in retrying(
-            NothingSent, OutcomeUnknown, attempts=_LOOK_ATTEMPTS
-        ):  # it changes nothing
+        for attempt in retrying(NothingSent, OutcomeUnknown, attempts=_LOOK_ATTEMPTS):  # it changes nothing
             with attempt:
                 seen = self.patiently(lambda: self._provider.describe(owned.sandbox_id))
         if seen is not None:

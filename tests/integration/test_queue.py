@@ -105,6 +105,15 @@ def test_a_lost_job_can_be_enqueued_again(farm: Farm) -> None:
     assert farm.queue.depth() == 1
 
 
+def test_a_withdrawn_job_that_was_popped_is_forgotten_some_time(farm: Farm, raw: Redis) -> None:
+    """Whoever popped it may be dead, and then nobody else tidies it up."""
+    spec = a_spec()
+    farm.queue.enqueue(spec)
+    raw.lpop(farm.queue.rq.key)
+    farm.queue.withdraw(job_id(spec.episode_id, 1))
+    assert 0 < raw.ttl(Job.key_for(job_id(spec.episode_id, 1))) <= 600
+
+
 def test_farms_with_other_queue_names_do_not_share_jobs(farm: Farm, raw: Redis) -> None:
     farm.queue.enqueue(a_spec())
     assert JobQueue(raw, "others").depth() == 0
