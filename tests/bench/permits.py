@@ -132,14 +132,13 @@ def contest(mode: str, *, limit: int, count: int, processes: int = _PROCESSES, h
             cpu = _cpu_seconds(redis) - before + sum(one.cpu_seconds for one in shares)
             if redis.zcard(Keys.PERMITS) or redis.zcard(Keys.WAITERS):
                 raise RuntimeError("a permit or a waiter is left")
-    # while all contend: from the last one's beginning to the first one's end
-    since, until = max(one.began for one in shares), min(one.ended for one in shares)
+    # with the stretches at both ends in which not all contend: never better than it was
+    took = max(one.ended for one in shares) - min(one.began for one in shares)
     waits = sorted((asked, granted) for one in shares for asked, granted, _ in one.holds)
     most = most_at_once((granted, let_go) for one in shares for _, granted, let_go in one.holds)
     if most > limit:
         raise RuntimeError(f"{most} permits were held at once under a limit of {limit}")
-    within = sum(since <= granted <= until for _, granted in waits)
-    return Contest(within / (until - since), cpu / len(waits), waits, most)
+    return Contest(len(waits) / took, cpu / len(waits), waits, most)
 
 
 def _cpu_seconds(redis: Redis) -> float:
