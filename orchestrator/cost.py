@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal, InvalidOperation
 from enum import StrEnum
+from functools import cache
 
 from orchestrator.errors import SettingsError
 
@@ -100,5 +101,6 @@ def parse_usd(amount: Decimal | float | str, *, name: str) -> int:
     return int((dollars * PICO).to_integral_value(ROUND_HALF_UP))
 
 
+@cache  # each admission asks for the same two
 def _ceiling(usd_per_second: float) -> int:
     return int((Decimal(str(usd_per_second)) * PICO).to_integral_value(ROUND_CEILING))

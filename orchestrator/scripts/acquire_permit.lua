@@ -12,7 +12,8 @@
 --          3 the reservation can no longer be met (the limit fell below it), 4 the episode has its receipt already,
 --          5 its run's budget cannot pay for it, 6 the farm's cannot
 -- a permit given after the receipt would never be freed: a process that was stopped for long may still ask
-local episode = redis.call('HMGET', KEYS[8], 'state', 'run', 'template', 'policy_seconds', 'verifier_seconds')
+local episode =
+  redis.call('HMGET', KEYS[8], 'state', 'run', 'template', 'policy_seconds', 'verifier_seconds', 'unfunded_at')
 if episode[1] == 'final' then return 4 end
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
 local now = now_ms()
@@ -35,17 +36,18 @@ if episode[4] then
   if short == 2 then return code end
   if short == 1 then
     if ARGV[2] ~= '' then return code end  -- its batch is live at once or not at all: none of it gives money back
-    redis.call('HSETNX', KEYS[8], 'unfunded_at', now)
-    return now - redis.call('HGET', KEYS[8], 'unfunded_at') > tonumber(ARGV[10]) and code or 2
+    if not episode[6] then redis.call('HSET', KEYS[8], 'unfunded_at', now) end
+    return now - (episode[6] or now) > tonumber(ARGV[10]) and code or 2
   end
 end
 
 local limits = read_hash(KEYS[4])
 local limit = allowed_concurrency(limits, ARGV[3])
 local held, waiting = redis.call('ZCARD', KEYS[1]), redis.call('ZCARD', KEYS[2])
-if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then waiting = waiting + 1 end
+local queue, asking = waiting > 0, waiting
+if not queue or not redis.call('ZSCORE', KEYS[2], ARGV[1]) then asking = waiting + 1 end
 -- one is asked for too many, and nobody holds a permit without a place: whoever did would be the one to try
-if limits.effective and held + waiting > limit and redis.call('ZCARD', KEYS[10]) >= math.min(held, limit) then
+if limits.effective and held + asking > limit and redis.call('ZCARD', KEYS[10]) >= math.min(held, limit) then
   local raised = probe_concurrency(KEYS[4], limits, ARGV[3], now)
   if raised > limit then wake_creator(KEYS[11], KEYS[12], ARGV[5], now) end  -- who holds a permit already goes first
   limit = raised
@@ -54,11 +56,10 @@ local rows, reserved = read_reservations(KEYS[5], now)
 local mine = rows[ARGV[2]]
 local free = limit - held
 if not mine and paused_until(limits, now) > now + HOLD_MS then free = 0 end
-local queue = redis.call('EXISTS', KEYS[2]) == 1
 local function grant()
   redis.call('ZADD', KEYS[1], mine and -mine.total or now, ARGV[1])
   if run then
-    redis.call('HDEL', KEYS[8], 'unfunded_at')
+    if episode[6] then redis.call('HDEL', KEYS[8], 'unfunded_at') end
     redis.call('HSET', KEYS[8], 'reserved_policy', string.format('%.0f', policy),
                'reserved_verifier', string.format('%.0f', verifier), 'size', size)
     move_money(KEYS[13], run, policy + verifier, 0)
