@@ -45,8 +45,8 @@ def status(
     """Show workers, slots, limits, queue, outcomes, spending, who reconciles, and by id what could not be settled yet.
 
     With --watch also the limits in force, 429 answers and the last outcomes: a board in a terminal, else plain text.
-    --here is for a container's probes: whether a new worker is ready. While Redis is away none is, so let no probe of it
-    restart anything.
+    --here is for a container's probes: whether a new worker is ready. While Redis is away none is, so let no probe
+    of it restart anything.
     """
     import json
 
