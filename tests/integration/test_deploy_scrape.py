@@ -124,7 +124,7 @@ def cause_traffic(watched: Watched) -> None:
         farm.queue.enqueue(waiting)
     for _ in range(20):
         farm.limiter.note(RateLimited("too fast", retry_after_seconds=60))
-    farm.limiter.note(ConcurrencyLimited("too many"))
+    farm.limiter.creation("e-refused", Role.POLICY).refused(ConcurrencyLimited("too many"))
     farm.budget.set(Decimal(usd(farm.budget.read().spent_picousd)) * Decimal("1.1"))
 
 
