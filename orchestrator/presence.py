@@ -61,6 +61,15 @@ class Presence:
         seconds, micros = self._redis.time()
         return cast("list[str]", self._redis.zrangebyscore(Keys.SLOTS, seconds * 1000 + micros // 1000, "+inf"))
 
+    def taking(self, host: str) -> list[str]:
+        """Ids of the workers of this host that have a live slot, and so take episodes; cheap on a large farm."""
+        stems = {slot.rpartition("-")[0] for slot in self.live_slots()}
+        names = sorted(stems | {stem.rpartition("-")[0] for stem in stems})  # of a slot that was started again too
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.hget(Keys.worker(name), "host")
+        return [name for name, found in zip(names, pipeline.execute(), strict=True) if found == host]
+
     def beat_trainer(self, trainer_id: str) -> None:
         """Say that this trainer process is alive."""
         self._redis.set(Keys.trainer(trainer_id), "alive", px=self._trainer_ms)

@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
             "rollout-farm status --json",
             "rollout-farm status --watch",
             "rollout-farm status --watch --every 10 >> status.log",
+            "rollout-farm status --here",
         )
     )(status)
 
@@ -37,10 +38,15 @@ def status(
         bool, typer.Option("--watch", help="Look again and again until Ctrl-C, with more detail.")
     ] = False,
     every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks of --watch.")] = 2.0,
+    here: Annotated[
+        bool, typer.Option("--here", help="Only say which workers of this host take episodes; exit 1 when none does.")
+    ] = False,
 ) -> None:
     """Show workers, slots, limits, queue, outcomes, spending, who reconciles, and by id what could not be settled yet.
 
     With --watch also the limits in force, 429 answers and the last outcomes: a board in a terminal, else plain text.
+    --here is for a container's probes: whether a new worker is ready. While Redis is away none is, so let no probe
+    of it restart anything.
     """
     import json
 
@@ -50,7 +56,11 @@ def status(
     from orchestrator.farm import open_farm
     from orchestrator.status import read_status
 
-    farm = open_farm(connected_settings(), patient=not watch)  # who looks again in a moment anyway says what is wrong
+    # who looks again in a moment anyway says what is wrong
+    farm = open_farm(connected_settings(), patient=not (watch or here))
+    if here:
+        _workers_here(farm)
+        return
     if watch:
         stop_as_ctrl_c_does()
         try:
@@ -62,6 +72,19 @@ def status(
         typer.echo(json.dumps(reading.as_json()))
     else:
         output().print("\n".join(fact.line() for fact in facts_of(reading)), markup=False)
+
+
+def _workers_here(farm: Farm) -> None:
+    import socket
+
+    from deploy.terminal import output, safe
+    from orchestrator.errors import FarmError
+
+    host = socket.gethostname()
+    taking = farm.presence.taking(host)
+    if not taking:
+        raise FarmError(f"no worker of {host} takes episodes: it has not begun yet, drains, or cannot reach this Redis")
+    output().print(safe("\n".join(taking)), markup=False)
 
 
 def _watch(farm: Farm, every: float, *, as_json: bool) -> None:

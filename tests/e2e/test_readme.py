@@ -23,6 +23,7 @@ from orchestrator.settings import Budgets, Settings, load_settings
 from orchestrator.tasks import builtin_names, grader_names, parse_task
 from orchestrator.vocabulary import Outcome
 from tests.support.processes import ROOT
+from tests.support.prometheus import rules
 from workers.e2b_local.faults import Faults
 
 README = (ROOT / "README.md").read_text()
@@ -182,6 +183,11 @@ def test_the_tasks_are_valid_and_the_graders_complete() -> None:
     assert [task.id for task in tasks] == ["double-it", "monthly-sales"]
     assert {row[0].strip("`") for row in _rows("Tasks")} == set(grader_names())
     assert "weekly-sales" in builtin_names()
+
+
+def test_the_alerts_are_those_of_prometheus() -> None:
+    listed = {row[0].strip("`"): row[2] for row in _rows("Prometheus, alerts and Grafana")}
+    assert listed == {rule["alert"]: rule["labels"]["severity"] for rule in rules() if "alert" in rule}
 
 
 def test_the_exit_codes_are_the_commands() -> None:

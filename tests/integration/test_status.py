@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from deploy.exit_codes import ExitCode
 from orchestrator.farm import Farm
+from orchestrator.presence import Presence, WorkerRow
 from orchestrator.settings import Settings
 from orchestrator.status import Status, read_status
 from orchestrator.vocabulary import AllocationState, Outcome, Role
+from tests.support.processes import worker_environment
 from tests.support.truth import a_receipt, a_spec, admit, beat_slots, farm_settings, intended, leased
 
 
@@ -50,3 +57,40 @@ def test_everything_is_counted_from_the_rows(farm: Farm) -> None:
     shown = json.loads(json.dumps(seen.as_json()))
     assert shown["capacity"]["free"] == 3
     assert shown["unresolved"][0]["detail"] == "its answer was lost"
+
+
+def test_a_hosts_own_workers_are_those_with_a_live_slot(farm: Farm) -> None:
+    def beat(name: str, host: str, *slots: str) -> None:
+        farm.presence.beat_worker(WorkerRow(name, host, 1, "running", 2, "http://127.0.0.1:1"), [*slots])
+
+    assert farm.presence.taking("host-a") == []
+    beat("worker-a", "host-a", "worker-a-1", "worker-a-2")
+    beat("restarted-1", "host-a", "restarted-1-1-3")
+    beat("draining", "host-a")
+    beat("worker-b", "host-b", "worker-b-1")
+    assert farm.presence.taking("host-a") == ["restarted-1", "worker-a"]
+    farm.presence.remove_worker("worker-a", ["worker-a-1", "worker-a-2"])
+    assert farm.presence.taking("host-a") == ["restarted-1"]
+
+
+def test_a_probe_asks_whether_a_worker_of_this_host_takes_episodes(
+    farm: Farm, settings: Settings, tmp_path: Path
+) -> None:
+    def probe() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "deploy.cli", "status", "--here"],
+            env=worker_environment(settings),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    none = probe()
+    assert (none.returncode, none.stdout) == (ExitCode.FAILED, "")
+    assert socket.gethostname() in none.stderr
+    row = WorkerRow("worker-a", socket.gethostname(), 1, "running", 2, "http://127.0.0.1:1")
+    Presence(farm.redis, slot_seconds=60, trainer_seconds=30).beat_worker(row, ["worker-a-1"])
+    there = probe()
+    assert (there.returncode, there.stdout, there.stderr) == (ExitCode.OK, "worker-a\n", "")
