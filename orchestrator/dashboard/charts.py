@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.dashboard.markup import Markup, element, joined
 
-WIDTH, HEIGHT = 640.0, 170.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 6.0, 8.0, 20.0
+WIDTH, HEIGHT = 460.0, 150.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48.0, 6.0, 8.0, 20.0
 _GRID = 4
 
 Label = Callable[[float], str]
@@ -41,9 +41,9 @@ def stacked(layers: Sequence[tuple[str, Sequence[float]]], *, window: str, label
 
 
 def area(values: Sequence[float], *, css: str, limit: float, limit_text: str, window: str, label: Label) -> Markup:
-    """A filled line, and a dashed one at the limit where it is within four times of what was reached."""
+    """A filled line, and a dashed one at the limit where it is within eight times of what was reached."""
     most = max(values, default=0)
-    near = limit <= 4 * max(most, 1)
+    near = limit <= 8 * max(most, 1)
     top = nice(max(most, limit if near else 0))
     points = [(_x(place, len(values)), _y(value, top)) for place, value in enumerate(values)]
     line = " L".join(f"{_n(x)} {_n(y)}" for x, y in points)

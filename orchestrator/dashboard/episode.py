@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from orchestrator.dashboard.lookout import EpisodeView
 from orchestrator.dashboard.markup import NOTHING, Child, Markup, element, joined, text
@@ -72,7 +73,7 @@ def _facts(view: EpisodeView) -> Markup:
             ("reward", "none" if receipt.reward is None else f"{receipt.reward:g}"),
             ("detail", receipt.detail or "-"),
             ("task", receipt.task_id),
-            ("run", receipt.run_id),
+            ("run", _run(receipt.run_id)),
             ("group", receipt.group_id or "-"),
             ("drive", f"{receipt.drive}, attempt {receipt.attempt}"),
             ("worker", receipt.worker_id or "-"),
@@ -85,7 +86,7 @@ def _facts(view: EpisodeView) -> Markup:
         began = row.started_at if row.started_at is not None else row.queued_at
         facts += [
             ("task", row.task_id),
-            ("run", row.run_id),
+            ("run", _run(row.run_id)),
             ("group", row.group_id or "-"),
             ("driven by", row.trainer_id or "itself"),
             ("attempt", str(row.attempt)),
@@ -94,6 +95,10 @@ def _facts(view: EpisodeView) -> Markup:
         ]
     pairs = (element("div", element("dt", name), element("dd", value)) for name, value in facts)
     return element("dl", *pairs, class_="facts")
+
+
+def _run(run_id: str) -> Markup:
+    return element("a", run_id, href=f"../api/runs/{quote(run_id, safe='')}")
 
 
 def _conversation(view: EpisodeView) -> Markup:

@@ -17,7 +17,7 @@ import json
 import logging
 from collections.abc import Callable
 
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,6 +43,11 @@ _ASSETS = ("/assets/", "/static/")
 _READ = frozenset({"/", "/theme.css", "/gradio_api/app_id"})
 _ASK = "/gradio_api/run/predict"
 _QUESTION_BYTES = 16 * 1024
+_GETTING_READY_SECONDS = 0.5
+_WAIT = """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>rollout farm</title>
+<body style="font: 16px system-ui, sans-serif; padding: 2em">The dashboard is getting ready; this takes a few seconds,
+once.</body>
+"""
 
 
 def refusal(headers: Headers, token: str | None) -> Response | None:
@@ -70,8 +75,7 @@ class Gate:
     def __init__(self, make: Callable[[], ASGIApp], *, token: str | None) -> None:
         self._make = make
         self._token = token
-        self._page: ASGIApp | None = None
-        self._making = asyncio.Lock()
+        self._making: asyncio.Future[ASGIApp] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request below the page's path."""
@@ -81,29 +85,43 @@ class Gate:
         if refused is None and scope["method"] == "POST":
             body = await _question(Request(scope, receive))
             refused = PlainTextResponse("not a question of the page\n", status_code=400) if body is None else None
-            receive = _replayed(body or b"")
+            receive = _replayed(body or b"", receive)
         if refused is not None:
             await refused(scope, receive, send)
             return
-        page = await self._made()
+        try:
+            page = await self._made(_GETTING_READY_SECONDS if _path(scope) == "/" else None)
+        except TimeoutError:
+            await HTMLResponse(_WAIT, status_code=503, headers={**HEADERS, "Retry-After": "1"})(scope, receive, send)
+            return
+        except ImportError:
+            logger.exception("no dashboard")
+            text = "the dashboard needs Gradio, which cannot be imported here: pip install 'gradio>=6,<7'\n"
+            await PlainTextResponse(text, status_code=503)(scope, receive, send)
+            return
         # Gradio answers other origins in its own way when it sees one
         kept = [(name, value) for name, value in scope["headers"] if name != b"origin"]
         await page({**scope, "headers": kept}, receive, _with_headers(send))
 
-    async def _made(self) -> ASGIApp:
-        async with self._making:
-            if self._page is None:
-                self._page = await asyncio.to_thread(self._make)
-            return self._page
+    async def _made(self, seconds: float | None) -> ASGIApp:
+        """The page, made once for all; raises TimeoutError when it takes longer than `seconds`."""
+        if self._making is None or (self._making.done() and self._making.exception() is not None):
+            self._making = asyncio.ensure_future(asyncio.to_thread(self._make))
+        return await asyncio.wait_for(asyncio.shield(self._making), seconds)
 
 
 def _unwanted(scope: Scope) -> Response | None:
-    path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+    path = _path(scope)
     if scope["method"] in ("GET", "HEAD") and (path in _READ or path.startswith(_ASSETS)):
         return None
     if scope["method"] == "POST" and path == _ASK:
         return None
     return PlainTextResponse("there is nothing here\n", status_code=404)
+
+
+def _path(scope: Scope) -> str:
+    """Below the page's own."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", "")) or "/"
 
 
 async def _question(request: Request) -> bytes | None:
@@ -124,11 +142,16 @@ async def _question(request: Request) -> bytes | None:
     return json.dumps({"data": [text], "fn_index": 0, "session_hash": None}).encode()
 
 
-def _replayed(body: bytes) -> Receive:
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """What an application receives that is given this body, and then whatever comes."""
+    left = [body]
 
-    return receive
+    async def receiving() -> Message:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return receiving
 
 
 def _with_headers(send: Send) -> Send:

@@ -47,6 +47,10 @@ def add_dashboard(app: FastAPI, farm: Farm, make_page: Callable[[Lookout, str], 
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(f"{PATH.removeprefix('/')}/{query}")
 
+    @app.get("/favicon.ico")
+    def icon() -> Response:
+        return Response(status_code=204)  # browsers ask for it unasked; there is none
+
     @app.get("/api/episodes/{episode_id}")
     def episode(request: Request, episode_id: str) -> Response:
         def answer() -> Response:

@@ -7,7 +7,7 @@ from orchestrator.dashboard.history import WINDOWS, Series, quantile, series, wi
 from orchestrator.dashboard.lookout import Snapshot
 from orchestrator.dashboard.markup import Child, Markup, element
 from orchestrator.dashboard.overview import mix, spans, table
-from orchestrator.dashboard.wording import dollars, seconds
+from orchestrator.dashboard.wording import dollars_short, seconds
 from orchestrator.vocabulary import Phase
 
 
@@ -39,18 +39,20 @@ def trends(snapshot: Snapshot, window: str | None) -> Markup:
         label=_number,
     )
     spent = charts.stacked(
-        [("money", [float(bucket.cost_picousd) for bucket in buckets])], window=name, label=lambda v: dollars(round(v))
+        [("money", [float(bucket.cost_picousd) for bucket in buckets])], window=name, label=dollars_short
     )
-    per = f"per {seconds(found.bucket_seconds)}"
+    width = found.bucket_seconds
+    per = f"per {width:g} s" if width < 60 else f"per {width / 60:g} min"
     return element(
         "section",
+        element("div", element("h2", "Outcomes so far"), mix(snapshot), class_="card wide"),
         spans(found, chosen=window in WINDOWS, windows=WINDOWS),
         _card("Running episodes", "on average " + per, running),
         _card("Mean reward", "of scored episodes " + per, rewards),
         _card("Ended episodes", per, outcomes, _legend("solved", "unsolved", "aborted")),
-        _card("Outcomes so far", "all that ended", mix(snapshot)),
-        _card("Phases", "mean of ended episodes " + per, _phases(found, name), _latencies(found)),
-        _card("Cost of ended episodes", per, spent),
+        _card("Time by phase", "mean of ended episodes " + per, _phases(found, name)),
+        _card("Phase latencies", "within the span", _latencies(found)),
+        _card("Cost", "of ended episodes " + per, spent),
         class_="trends",
     )
 

@@ -12,8 +12,14 @@ def dollars(picousd: int) -> str:
     amount = usd(picousd)
     if amount == 0:
         return "$0"
-    digits = 2 if abs(amount) >= 10 else 4 if abs(amount) >= 0.01 else 6
+    digits = 2 if abs(amount) >= 1 else 4 if abs(amount) >= 0.01 else 6
     return f"${amount:,.{digits}f}"
+
+
+def dollars_short(picousd: float) -> str:
+    """Money on an axis: two digits that count."""
+    amount = picousd / 1e12
+    return "$0" if not amount else f"${amount:,.0f}" if amount >= 10 else f"${amount:.2g}"
 
 
 def seconds(value: float) -> str:
