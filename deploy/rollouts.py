@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from deploy.terminal import errors, safe
-from orchestrator.cost import usd, usd_text
+from orchestrator.cost import usd
 from orchestrator.errors import FarmError, ReceiptOverdue
 from orchestrator.pool import Pool
 from orchestrator.records import Script, SettledReceipt
@@ -60,10 +60,7 @@ def run_scripted(
 
 def as_json(settled: SettledReceipt) -> dict[str, Any]:
     """One receipt with its sandboxes, as printed."""
-    body = settled.receipt.model_dump(mode="json")
-    body["allocations"] = [row.model_dump(mode="json") for row in settled.allocations]
-    body["cost_usd"] = usd_text(settled.cost_picousd)
-    return body
+    return settled.as_json()
 
 
 def json_line(settled: SettledReceipt) -> str:

@@ -6,27 +6,16 @@ title, turn text around or break an encoding is shown as its code instead.
 
 from __future__ import annotations
 
-import re
-
 from rich.console import Console
 from rich.text import Text
 
-_STEERING = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
-    "\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff"  # invisible, and direction marks
-    "\ud800-\udfff]"  # lone surrogates: they cannot be encoded
-)
+from orchestrator.spelling import spell_out
 
 
 def safe(text: str, *, multiline: bool = True) -> str:
     """`text` with everything that steers a terminal spelled out, such as \\x1b; newlines too unless multiline."""
-    shown = _STEERING.sub(_spell, text)
+    shown = spell_out(text)
     return shown if multiline else shown.replace("\n", "\\n").replace("\t", "\\t")
-
-
-def _spell(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def output() -> Console:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -252,24 +252,15 @@ class Ledger:
 
     def row(self, episode_id: str) -> EpisodeRow | None:
         """The episode's row, or None when there is none (any more)."""
-        raw = cast("dict[str, str]", self._redis.hgetall(Keys.episode(episode_id)))
-        if "state" not in raw:
-            return None
-        return EpisodeRow(
-            episode_id=episode_id,
-            state=EpisodeState(raw["state"]),
-            attempt=int(raw["attempt"]),
-            job_id=raw["job"],
-            run_id=raw["run"],
-            group_id=raw.get("group", ""),
-            trainer_id=raw.get("trainer", ""),
-            queue=raw.get("queue", ""),
-            spec_text=raw["spec"],
-            queued_at=int(raw["queued_at"]) / 1000,
-            started_at=int(raw["started_at"]) / 1000 if "started_at" in raw else None,
-            unsettled=int(raw["unsettled"]),
-            outcome=Outcome(raw["outcome"]) if "outcome" in raw else None,
-        )
+        return _row(episode_id, cast("dict[str, str]", self._redis.hgetall(Keys.episode(episode_id))))
+
+    def rows(self, episode_ids: Sequence[str]) -> list[EpisodeRow]:
+        """The rows of these episodes, in this order, in one round trip; one that is not there is left out."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for episode in episode_ids:
+            pipeline.hgetall(Keys.episode(episode))
+        found = zip(episode_ids, pipeline.execute() if episode_ids else [], strict=True)
+        return [row for episode, raw in found if (row := _row(episode, raw)) is not None]
 
     def state(self, episode_id: str) -> EpisodeState | None:
         """Where the episode's row stands, or None when there is none (any more)."""
@@ -281,9 +272,21 @@ class Ledger:
         listed = self._redis.hget(Keys.episode(episode_id), "allocations")
         return tuple(cast(str, listed).split(",")) if listed else ()
 
-    def open_episodes(self) -> list[str]:
-        """Ids of episodes without a receipt, oldest first."""
-        return cast("list[str]", self._redis.zrange(Keys.OPEN, 0, -1))
+    def open_episodes(self, *, limit: int | None = None) -> list[str]:
+        """Ids of episodes without a receipt, oldest first, at most `limit`."""
+        return cast("list[str]", self._redis.zrange(Keys.OPEN, 0, -1 if limit is None else limit - 1))
+
+    def count_open(self) -> int:
+        """How many episodes have no receipt."""
+        return int(self._redis.zcard(Keys.OPEN))
+
+    def starts(self, episode_ids: Sequence[str]) -> dict[str, float]:
+        """When those of these episodes began that have, in unix seconds; one round trip."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for episode in episode_ids:
+            pipeline.hget(Keys.episode(episode), "started_at")
+        found = zip(episode_ids, pipeline.execute() if episode_ids else [], strict=True)
+        return {episode: int(ms) / 1000 for episode, ms in found if ms}
 
     def open_rows(self) -> list[OpenEpisode]:
         """Every open row in short, oldest first, in one round trip."""
@@ -317,6 +320,26 @@ class Ledger:
         """Redis's time in unix seconds: the only clock that rows are compared with."""
         seconds, micros = self._redis.time()
         return seconds + micros / 1_000_000
+
+
+def _row(episode_id: str, raw: dict[str, str]) -> EpisodeRow | None:
+    if "state" not in raw:
+        return None
+    return EpisodeRow(
+        episode_id=episode_id,
+        state=EpisodeState(raw["state"]),
+        attempt=int(raw["attempt"]),
+        job_id=raw["job"],
+        run_id=raw["run"],
+        group_id=raw.get("group", ""),
+        trainer_id=raw.get("trainer", ""),
+        queue=raw.get("queue", ""),
+        spec_text=raw["spec"],
+        queued_at=int(raw["queued_at"]) / 1000,
+        started_at=int(raw["started_at"]) / 1000 if "started_at" in raw else None,
+        unsettled=int(raw["unsettled"]),
+        outcome=Outcome(raw["outcome"]) if "outcome" in raw else None,
+    )
 
 
 def _new_tag() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import cast
 
@@ -49,11 +50,18 @@ class Presence:
 
     def workers(self) -> list[WorkerRow]:
         """Every worker that is alive."""
-        rows = []
-        for key in self._redis.scan_iter(match=Keys.WORKER_PREFIX + "*", count=1000):
-            raw = cast("dict[str, str]", self._redis.hgetall(key))
-            if raw:
-                rows.append(WorkerRow(**{**raw, "pid": int(raw["pid"]), "slots": int(raw["slots"])}))  # type: ignore[arg-type]
+        return self._rows(list(self._redis.scan_iter(match=Keys.WORKER_PREFIX + "*", count=1000)))
+
+    def workers_of(self, slots: Iterable[str]) -> list[WorkerRow]:
+        """Those that these slots belong to, without looking through all keys as `workers` does."""
+        return self._rows([Keys.worker(name) for name in {slot.rpartition("-")[0] for slot in slots}])
+
+    def _rows(self, keys: Sequence[str]) -> list[WorkerRow]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for key in keys:
+            pipeline.hgetall(key)
+        found = cast("list[dict[str, str]]", pipeline.execute() if keys else [])
+        rows = [WorkerRow(**{**raw, "pid": int(raw["pid"]), "slots": int(raw["slots"])}) for raw in found if raw]  # type: ignore[arg-type]
         return sorted(rows, key=lambda row: row.worker_id)
 
     def live_slots(self) -> list[str]:

@@ -67,6 +67,10 @@ class Receipts:
         """Whether any episode of the run has ended within the retention time."""
         return bool(self._redis.exists(Keys.finished(run_id)))
 
+    def count_of_run(self, run_id: str) -> int:
+        """How many episodes of the run have ended within the retention time."""
+        return int(self._redis.xlen(Keys.finished(run_id)))
+
     def knows_group(self, group_id: str, *, run_id: str | None = None) -> bool:
         """Whether an episode of the group is among the newest 10,000 that ended, or among as many of the run."""
         wanted = ReceiptFilter(run_id, group_id)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from orchestrator.cost import usd_text
 from orchestrator.settings import Budgets
 from orchestrator.tasks import Task
 from orchestrator.vocabulary import (
@@ -136,3 +137,10 @@ class SettledReceipt(_Record):
     def cost_picousd(self) -> int:
         """What the episode's settled sandboxes cost so far."""
         return sum(row.cost_picousd or 0 for row in self.allocations)
+
+    def as_json(self) -> dict[str, Any]:
+        """As every program is given it: the sandboxes as they stand, money as exact decimal digits."""
+        body = self.receipt.model_dump(mode="json")
+        body["allocations"] = [row.model_dump(mode="json") for row in self.allocations]
+        body["cost_usd"] = usd_text(self.cost_picousd)
+        return body

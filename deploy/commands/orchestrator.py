@@ -12,7 +12,9 @@ from deploy.commands.examples import examples
 
 if TYPE_CHECKING:
     from redis import Redis
+    from starlette.types import ASGIApp
 
+    from orchestrator.dashboard.lookout import Lookout
     from orchestrator.reconciler import Reconciler, Report
     from orchestrator.settings import Settings
 
@@ -40,7 +42,8 @@ def orchestrator(
         typer.Option(
             min=0,
             max=65_535,
-            help="Serve /metrics, /healthz, /readyz here; 0 takes a free port. Default: FARM_METRICS_PORT, or none.",
+            help="Serve the dashboard, /metrics, /healthz and /readyz here; 0 takes a free port. "
+            "Default: FARM_METRICS_PORT, or none.",
         ),
     ] = None,
     metrics_host: Annotated[
@@ -128,9 +131,10 @@ def reconcile(
 
 @contextmanager
 def _metrics(settings: Settings, host: str | None, port: int) -> Iterator[None]:
-    """Serve the farm's metrics and say where."""
+    """Serve the farm's metrics and dashboard, and say where."""
     from deploy.terminal import output
     from deploy.web_server import serving
+    from orchestrator.dashboard.site import add_dashboard
     from orchestrator.exposure import check_exposure
     from orchestrator.farm import open_farm
     from orchestrator.metrics import read
@@ -140,9 +144,18 @@ def _metrics(settings: Settings, host: str | None, port: int) -> Iterator[None]:
     token = settings.metrics_token.get_secret_value() if settings.metrics_token else None
     check_exposure(host, token, setting="FARM_METRICS_TOKEN")
     farm = open_farm(settings, patient=False, answer_seconds=_ANSWER_SECONDS)
-    with serving(create_app(lambda: read(farm), token=token), host, port) as url:
-        output().print(f"Metrics at {url}/metrics, until Ctrl-C.", markup=False)
+    app = create_app(lambda: read(farm), token=token)
+    add_dashboard(app, farm, _make_page, token=token)
+    with serving(app, host, port) as url:
+        output().print(f"Dashboard at {url}/, metrics at {url}/metrics, until Ctrl-C.", markup=False)
         yield
+
+
+def _make_page(lookout: Lookout, path: str) -> ASGIApp:
+    """Import Gradio (seconds, 190 MB) when the first browser comes: nobody else waits for it or pays for it."""
+    from orchestrator.dashboard.page import make_page
+
+    return make_page(lookout, path)
 
 
 def _reconciler(settings: Settings) -> tuple[str, Redis, Reconciler]:

@@ -25,6 +25,7 @@ HOMES = {
     "datasets": ("trainer/",),
     "e2b": ("workers/sandboxes/",),
     "openenv": ("workers/terminus/", "trainer/"),
+    "gradio": ("orchestrator/dashboard/page.py",),
 }
 ENVIRONMENT_READERS = ("deploy/", "orchestrator/settings.py", "workers/e2b_local/agent/")
 FORBIDDEN_NAMES = {"utils", "util", "common", "manager", "managers", "helper", "helpers", "misc"}
@@ -196,6 +197,7 @@ def test_the_scripts_keep_the_rule() -> None:
         (heavy_packages_stay_at_home, "workers/e2b_local/a.py", "from e2b import Sandbox"),
         (heavy_packages_stay_at_home, "trainer/a.py", "import e2b"),
         (heavy_packages_stay_at_home, "workers/sandboxes/a.py", "import openenv.core"),
+        (heavy_packages_stay_at_home, "orchestrator/dashboard/a.py", "import gradio"),
         (only_the_edge_reads_the_environment, "workers/a.py", "import os\nos.environ['A']"),
         (only_the_edge_reads_the_environment, "trainer/a.py", "import os\nos.getenv('A')"),
         (only_the_edge_reads_the_environment, "orchestrator/a.py", "from os import environ"),

@@ -21,3 +21,7 @@ def test_a_worker_has_everything_before_it_forks_and_no_web_ui() -> None:
     found = imported_by("workers.crew", "workers.sandboxes.provider")
     there = {"e2b", "openenv.core.sync_client", "rq", "uvicorn", "fastmcp"}
     assert found == {name: name in there for name in found}
+
+
+def test_an_orchestrator_serves_without_gradio_until_somebody_opens_its_page() -> None:
+    assert not imported_by("deploy.commands.orchestrator", "orchestrator.dashboard.site", "deploy.web_server")["gradio"]
