@@ -111,10 +111,10 @@ class Settings(BaseSettings):
     terminus_token: SecretStr | None = None
     """Bearer token of a Terminus server that runs alone; required when it listens beyond loopback."""
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
-    """Where the orchestrator serves /metrics, /healthz and /readyz; 0 takes a free port, unset serves nothing."""
+    """Where the orchestrator serves dashboard, /metrics, /healthz and /readyz; 0 takes a free port, unset none."""
     metrics_host: str = "127.0.0.1"
     metrics_token: SecretStr | None = None
-    """Bearer token of /metrics; required when it is served beyond loopback."""
+    """Bearer token of /metrics, password of the dashboard; required when they are served beyond loopback."""
     state_dir: Path = Path(".farm")
     """Where the embedded stack keeps its Redis data, sockets and sandbox directories."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"

@@ -46,10 +46,11 @@ def up(
         signal.signal(number, on_signal)
     with LocalFarm(load_settings(), workers=workers) as farm:
         where = farm.settings.e2b_api_url or "the E2B cloud"
-        slots = SLOTS_PER_WORKER * workers
+        slots, port = SLOTS_PER_WORKER * workers, farm.settings.metrics_port
         output().print(
             f"{workers} workers ({slots} slots) are up; sandboxes from {where}; logs in {farm.logs}.\n"
-            "In another terminal: rollout-farm run weekly-sales --episodes 8, rollout-farm status. Ctrl-C stops.",
+            + (f"Dashboard at http://{farm.settings.metrics_host}:{port}/\n" if port else "")
+            + "In another terminal: rollout-farm run weekly-sales --episodes 8, rollout-farm status. Ctrl-C stops.",
             markup=False,
         )
         while not stop.wait(1):

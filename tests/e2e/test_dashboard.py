@@ -223,14 +223,10 @@ def test_an_orchestrator_that_goes_and_comes_back_is_seen(lasting: Field, open_p
         watched.goto(url)
         watched.wait_text("rollout farm", "header")
     lost = "document.body.classList.contains('farm-lost')"
-    import time; t=time.time(); print("LOST?", t)
     watched.wait(lambda: watched.page.evaluate(lost), "the page says that nobody answers")
-    print("lost", time.time()-t)
     port = int(url.rstrip("/").rpartition(":")[2])
     with orchestrator(lasting, tmp_path / "second", port=port):
-        print("up", time.time()-t)
         watched.wait(lambda: not watched.page.evaluate(lost), "it goes on by itself")
-        print("back", time.time()-t, watched.asked[-1])
     check_harmless(watched)
 
 

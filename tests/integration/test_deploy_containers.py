@@ -97,7 +97,7 @@ def test_an_orchestrator_serves_every_interface_and_wants_its_token(field: Field
     )
     try:
         assert running.wait(60) == 0, running.stderr
-        assert "Metrics at http://0.0.0.0:9400/metrics" in running.stdout
+        assert "metrics at http://0.0.0.0:9400/metrics" in running.stdout
         assert "HTTP Error 401" in running.stdout
     finally:
         running.end()

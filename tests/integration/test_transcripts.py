@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from redis import Redis
 
+from orchestrator.dashboard.episode import episode_page
+from orchestrator.dashboard.lookout import Lookout
 from orchestrator.keys import Keys
 from orchestrator.transcripts import Transcript, read_transcript
+from orchestrator.vocabulary import Outcome
+from tests.support.farm import Ground, open_field, script
+
+pytest_plugins = ["tests.support.farm"]
 
 
 def test_entries_are_kept_in_order(redis: Redis) -> None:
@@ -36,3 +42,22 @@ def test_a_cap_of_zero_keeps_nothing(redis: Redis) -> None:
     Transcript(redis, "e-1", limit_bytes=0, retention_seconds=100).add("terminal", "ls")
     assert not redis.exists(Keys.transcript("e-1"))
     assert read_transcript(redis, "e-1") == []
+
+
+def test_a_transcript_lives_as_long_as_its_receipt_and_the_setting_keeps_it_away(ground: Ground) -> None:
+    with open_field(ground, receipt_retention_seconds=500) as kept:
+        spec = kept.spec(script("echo hello"))
+        kept.run(spec)
+        lives = [kept.farm.redis.ttl(key(spec.episode_id)) for key in (Keys.transcript, Keys.receipt)]
+        assert all(400 < life <= 500 for life in lives)
+        assert [entry["text"] for entry in read_transcript(kept.farm.redis, spec.episode_id)] == [
+            "echo hello",
+            "hello\n",
+            "",
+        ]
+    with open_field(ground, transcript_bytes=0) as off:
+        spec = off.spec(script("echo hello"))
+        off.run(spec)
+        off.check_ended(spec.episode_id, Outcome.WRONG_ANSWER, roles=("policy", "verifier"))
+        assert not off.farm.redis.exists(Keys.transcript(spec.episode_id))
+        assert "No transcript: none was kept" in episode_page(Lookout(off.farm).episode(spec.episode_id))
