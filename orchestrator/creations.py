@@ -98,7 +98,7 @@ class Creation:
                 if turn.state == "granted":
                     return
                 if turn.state == "over":
-                    raise LeaseLost(f"{self._episode_id}: it has its receipt already")
+                    raise LeaseLost(f"{self._episode_id}: it has its receipt, or the farm lost it")
                 if turn.state == "never":
                     raise EpisodeAborted(
                         Outcome.ADMISSION_TIMEOUT, "the concurrency limit fell below the batch's reservation"

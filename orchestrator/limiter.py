@@ -154,7 +154,7 @@ class Limiter:
                 if answer in _BROKE:
                     raise EpisodeAborted(Outcome.BUDGET_EXHAUSTED, _BROKE[answer])
                 if answer is Answer.OVER:
-                    raise LeaseLost(f"{episode_id}: it has its receipt already")
+                    raise LeaseLost(f"{episode_id}: it has its receipt, or the farm lost it")
                 left = ends - time.monotonic()
                 if left <= 0:
                     raise EpisodeAborted(Outcome.ADMISSION_TIMEOUT, f"no permit within {wait_seconds:g} s of waiting")

@@ -61,7 +61,10 @@ class JobQueue:
             connection=self._redis,
             serializer=JSONSerializer,
             timeout=int(
-                budgets.admission_seconds + budgets.deadline_seconds + budgets.cleanup_seconds + _CLEANUP_MARGIN_SECONDS
+                max(budgets.admission_seconds, budgets.reserved_admission_seconds)
+                + budgets.deadline_seconds
+                + budgets.cleanup_seconds
+                + _CLEANUP_MARGIN_SECONDS
             ),
             result_ttl=_KEEP_SECONDS,
             failure_ttl=_KEEP_SECONDS,

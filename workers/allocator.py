@@ -48,7 +48,8 @@ _LOOK_ATTEMPTS = 3
 _DELETE_ATTEMPTS = 4
 """Delete and confirm: once, and three times again."""
 
-_CONFIRM_WAIT_SECONDS = 0.2
+_CONFIRM_WAIT_SECONDS = 0.5
+"""Doubled each time: a provider that fails for two seconds costs no episode."""
 
 _REFUSED_CALLS = 3
 """How often a 429 to a call that creates nothing is waited out."""

@@ -49,6 +49,9 @@ class SlotContext:
     make_session: Callable[[Budgets], PolicySession]
 
 
+_BEATS_AWAITED = 1.5
+"""For so many beats of a trainer its slot still waits after the heartbeat has run out."""
+
 _context: SlotContext | None = None
 _closing = False
 
@@ -103,6 +106,8 @@ class _Run:
         self._redis, self._ledger, self._limiter = farm.redis, farm.ledger, farm.limiter
         self._presence, self._queue = farm.presence, farm.queue
         self._looked = 0.0
+        self._missed: float | None = None
+        """Since when the trainer's heartbeat has not been seen."""
         self._budgets = spec.budgets
 
     def run(self) -> str:
@@ -215,8 +220,17 @@ class _Run:
         if looked - self._looked < 1.0 and not now:
             return
         self._looked = looked
-        trainer = self._spec.trainer_id
-        if trainer is not None and not self._presence.trainer_alive(trainer):
-            raise EpisodeAborted(Outcome.TRAINER_LOST, f"trainer {trainer} has sent no heartbeat")
+        self._check_trainer(looked)
         if self._ledger.cancelled(self._spec.episode_id):
             raise EpisodeAborted(Outcome.CANCELLED, "cancelled")
+
+    def _check_trainer(self, looked: float) -> None:
+        """A heartbeat that is missing is waited for once more: a step of Redis's clock ends all that there are."""
+        trainer = self._spec.trainer_id
+        if trainer is None or self._presence.trainer_alive(trainer):
+            self._missed = None
+            return
+        self._missed = looked if self._missed is None else self._missed
+        settings = self._context.settings
+        if looked - self._missed >= min(_BEATS_AWAITED * settings.trainer_beat_seconds, settings.trainer_lost_seconds):
+            raise EpisodeAborted(Outcome.TRAINER_LOST, f"trainer {trainer} has sent no heartbeat")

@@ -9,12 +9,13 @@
 --       6 prefix of a run's budget, 7 pico-dollars per vCPU-second, 8 the same per GiB-second, 9 vcpus:memory_mb of a
 --       template that was never seen, 10 how long it may wait for money that is reserved for others, ms
 -- Returns: 1 granted, 0 wait (in line), 2 step back: all that is free (places or money) is reserved for others,
---          3 the reservation can no longer be met (the limit fell below it), 4 the episode has its receipt already,
+--          3 the reservation can no longer be met (the limit fell below it), 4 the episode has its receipt or is unknown,
 --          5 its run's budget cannot pay for it, 6 the farm's cannot
--- a permit given after the receipt would never be freed: a process that was stopped for long may still ask
+-- a permit given after the receipt, or without a row, would never be freed: a process that was stopped for long may
+-- still ask, and one that waited while Redis lost its data
 local episode =
   redis.call('HMGET', KEYS[8], 'state', 'run', 'template', 'policy_seconds', 'verifier_seconds', 'unfunded_at')
-if episode[1] == 'final' then return 4 end
+if not episode[1] or episode[1] == 'final' then return 4 end
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
 local now = now_ms()
 

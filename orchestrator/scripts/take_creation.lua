@@ -7,10 +7,11 @@
 --       6 default concurrency limit, 7 longest wait ms (a turn beyond it is not waited for), 8 longest sleep ms,
 --       9 wake key prefix
 -- Returns: {1 granted (also when it was before), arrival}, {0 wait, arrival, ms until it should ask again},
---          {2 its turn is too far away, arrival, ms}, {3 the episode has its receipt already, ''},
+--          {2 its turn is too far away, arrival, ms}, {3 the episode has its receipt already, or is unknown, ''},
 --          {4 never: the limit fell below its batch, whose others wait for it and free no place, arrival}
 if redis.call('EXISTS', KEYS[7]) == 1 then return {1, ARGV[4]} end
-if ARGV[3] ~= '0' and redis.call('HGET', KEYS[6], 'state') == 'final' then return {3, ''} end
+local state = redis.call('HGET', KEYS[6], 'state')
+if ARGV[3] ~= '0' and (not state or state == 'final') then return {3, ''} end
 local now = now_ms()
 local limits = read_hash(KEYS[1])
 local rate = allowed_rate(limits, ARGV[5], now)

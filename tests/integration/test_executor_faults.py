@@ -125,6 +125,13 @@ def test_a_deletion_that_takes_its_time_is_confirmed_before_the_score(
     assert faults.hits()[fault.removesuffix("_seconds")] >= 2
 
 
+def test_a_provider_that_deletes_nothing_for_two_seconds_costs_no_episode(field: Field, faults: ServiceFaults) -> None:
+    faults.set(undeletable_seconds=2)
+    spec = solvable(field)
+    assert field.run(spec) == "solved"
+    field.check_ended(spec.episode_id, Outcome.SOLVED, roles=BOTH)
+
+
 @pytest.mark.parametrize("fault", ["undeletable_seconds", "delete_lag_seconds"])
 def test_an_answered_deletion_is_no_absence_and_frees_no_permit(
     ground: Ground, faults: ServiceFaults, fault: str

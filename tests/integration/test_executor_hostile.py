@@ -109,6 +109,37 @@ def test_a_verifier_ends_a_candidate_that(field: Field, case: str) -> None:
     assert receipt.sizes["verifier_stdout"] <= 65536
 
 
+# forged answers
+
+FORGER = """
+import os
+def parent(pid):
+    return int(open(f"/proc/{pid}/status").read().split("PPid:")[1].split()[0])
+pid = os.getpid()
+for _ in range(6):
+    pid = parent(pid)
+    for fd in range(1, 5):
+        try:
+            if pid > 1 and os.readlink(f"/proc/{pid}/fd/{fd}").startswith("pipe:"):
+                os.write(os.open(f"/proc/{pid}/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK), "61\\u200362".encode())
+        except OSError:
+            pass
+"""
+"""Writes into the pipes of whoever started it: digits with a space between them that only Unicode knows."""
+
+
+def test_a_candidate_that_forges_the_verifiers_answer_is_scored_zero(field: Field) -> None:
+    spec = field.spec(script(candidate(FORGER)))
+    assert field.run(spec) == "candidate_failed"
+    field.check_ended(spec.episode_id, Outcome.CANDIDATE_FAILED, roles=BOTH)
+
+
+def test_a_policy_that_forges_an_answer_forges_its_own_observation(field: Field) -> None:
+    spec = field.spec(script(f"{write_file('/tmp/forger.py', FORGER)}; python3 /tmp/forger.py"))
+    assert field.run(spec) == "wrong_answer"
+    field.check_ended(spec.episode_id, Outcome.WRONG_ANSWER, roles=BOTH)
+
+
 # rewards of one's own
 
 

@@ -308,6 +308,17 @@ def test_a_trainer_without_a_heartbeat_loses_its_episode(field: Field, running: 
         episode.reward()
 
 
+def test_a_heartbeat_that_a_step_of_the_clock_ended_is_waited_for(field: Field, running: Running) -> None:
+    """Redis's clock went forward by more than a heartbeat lasts: the trainer lives, and its next beat says so."""
+    field.farm.redis.delete(Keys.trainer("trainer-test"))
+    running.episode.terminal("sleep 1.5")  # the slot has looked by then
+    assert running.episode.receipt() is None
+    field.farm.presence.beat_trainer("trainer-test")
+    running.episode.submit()
+    running.end()
+    field.check_ended(running.episode.episode_id, Outcome.WRONG_ANSWER, roles=BOTH)
+
+
 def test_an_episode_cancelled_before_it_was_taken_makes_no_sandbox(field: Field) -> None:
     spec = field.spec(script(candidate(repaired())))
     field.farm.ledger.open(spec)

@@ -8,7 +8,7 @@ from orchestrator.errors import ProviderError
 from orchestrator.keys import Keys
 from orchestrator.provider import Sandbox
 from orchestrator.vocabulary import Outcome, Phase
-from tests.support.farm import BUDGETS, KEY, REPORT, Field, candidate, repaired, script
+from tests.support.farm import BUDGETS, KEY, REPORT, Field, candidate, repaired, script, weekly_sales
 from workers.sandboxes.provider import E2BProvider
 from workers.sandboxes.sandbox import E2BSandbox
 
@@ -70,12 +70,24 @@ MISSING = {
     "a device": f"ln -sf /dev/zero {REPORT}",
     "closed to everybody": f"chmod 000 {REPORT}",
     "in a directory that is closed": "chmod 000 /home/user",
+    "of a time before all calendars": f"python3 -c \"import os; os.utime('{REPORT}', (-63135596801, -63135596801))\"",
 }
 
 
 @pytest.mark.parametrize("case", MISSING)
 def test_the_artifact_is_missing_when_it_is(field: Field, case: str) -> None:
     spec = field.spec(script(MISSING[case]))
+    assert field.run(spec) == "artifact_missing"
+    field.check_ended(spec.episode_id, Outcome.ARTIFACT_MISSING)
+
+
+@pytest.mark.parametrize(
+    "case", ["ln -s out out", "ln -s /proc/self out", "mkdir out; echo 1 > out/mem; chmod 000 out", "touch out"]
+)
+def test_an_artifact_in_a_directory_that_is_none_is_missing(field: Field, case: str) -> None:
+    """The sandbox's agent answers with errors of its own, or cuts the file off: none of them is ours."""
+    task = weekly_sales().model_copy(update={"artifact": "/home/user/out/mem", "command": "cat out/mem"})
+    spec = field.spec(script(case), task=task)
     assert field.run(spec) == "artifact_missing"
     field.check_ended(spec.episode_id, Outcome.ARTIFACT_MISSING)
 

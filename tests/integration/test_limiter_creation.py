@@ -14,7 +14,7 @@ from orchestrator.keys import Keys
 from orchestrator.limiter import Admission
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
-from tests.support.creators import Creator, create
+from tests.support.creators import Creator, create, creation_of
 from tests.support.line import PROMPT_SECONDS, end
 from tests.support.truth import admit, farm_settings, leased, opened_farm
 
@@ -89,12 +89,12 @@ def test_verifiers_go_before_policies_and_each_class_in_order(redis_url: str) ->
 def test_a_verifier_that_comes_last_overtakes_a_long_line(redis_url: str, redis: Redis) -> None:
     with opened_farm(redis_url, creation_rate=0.02, concurrency_limit=1000) as farm:
         create(farm, "e-early")
-        others = [farm.limiter.creation(f"e-{n}", Role.POLICY) for n in range(300)]
+        others = [creation_of(farm, f"e-{n}", Role.POLICY) for n in range(300)]
         for waiting in others:
             assert waiting.ask(100_000).state == "wait"
         assert others[-1].ask(100_000).wait_seconds == 2.0, "a far turn is not slept through without a look"
-        assert farm.limiter.creation("e-late", Role.POLICY).ask(1000).state == "too_far"
-        assert farm.limiter.creation("e-early", Role.VERIFIER).ask(60).state == "wait", "the next creation is its own"
+        assert creation_of(farm, "e-late", Role.POLICY).ask(1000).state == "too_far"
+        assert creation_of(farm, "e-early", Role.VERIFIER).ask(60).state == "wait", "the next creation is its own"
         for waiting in others:
             waiting.leave()
 
@@ -126,7 +126,7 @@ def test_policies_are_not_starved_by_verifiers(redis_url: str) -> None:
 def test_a_waiter_whose_process_died_is_passed_over(redis_url: str, redis: Redis) -> None:
     with opened_farm(redis_url, creation_rate=20, concurrency_limit=100) as farm:
         create(farm, "e-now")
-        dead = [farm.limiter.creation(f"e-dead-{n}", Role.POLICY) for n in range(3)]
+        dead = [creation_of(farm, f"e-dead-{n}", Role.POLICY) for n in range(3)]
         for waiting in dead:
             assert waiting.ask(10).state == "wait"  # and never comes back
         since = time.monotonic()
@@ -143,9 +143,9 @@ def test_a_waiter_whose_process_died_is_passed_over(redis_url: str, redis: Redis
 def test_one_that_gives_up_wakes_the_next(redis_url: str, redis: Redis) -> None:
     with opened_farm(redis_url, creation_rate=0.5, concurrency_limit=100) as farm:
         create(farm, "e-now")
-        gone = farm.limiter.creation("e-gone", Role.POLICY)
+        gone = creation_of(farm, "e-gone", Role.POLICY)
         assert gone.ask(10).state == "wait"
-        heir = farm.limiter.creation("e-heir", Role.POLICY)
+        heir = creation_of(farm, "e-heir", Role.POLICY)
         assert heir.ask(10).state == "wait"
         redis.zadd(Keys.CREATORS_DUE, {heir.creation_id: farm.ledger.now() * 1000 + 9000})
         gone.leave()
@@ -155,7 +155,7 @@ def test_one_that_gives_up_wakes_the_next(redis_url: str, redis: Redis) -> None:
 
 def test_a_lost_answer_asked_again_takes_no_second_place(redis_url: str, redis: Redis) -> None:
     with opened_farm(redis_url, creation_rate=0.1) as farm:
-        creation = farm.limiter.creation("e-1", Role.POLICY)
+        creation = creation_of(farm, "e-1", Role.POLICY)
         assert creation.ask(1).state == "granted"
         booked = redis.hget(Keys.LIMITS, "next_creation")
         assert creation.ask(1).state == "granted"

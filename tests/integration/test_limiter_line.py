@@ -15,9 +15,11 @@ from redis import Redis
 from orchestrator.errors import EpisodeAborted, LeaseLost
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.limiter import Admission
+from orchestrator.ledger import Lease
+from orchestrator.limiter import Admission, Answer
+from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
-from orchestrator.vocabulary import Outcome
+from orchestrator.vocabulary import Outcome, Role
 from tests.support.creators import Creator, create
 from tests.support.line import PROMPT_SECONDS, Waiter, end, queue_up, running
 from tests.support.truth import a_receipt, admit, farm_settings, leased, opened_farm
@@ -265,3 +267,31 @@ def _commands(redis: Redis) -> int:
     """Questions and blocking pops that the server has been sent so far; not what scripts call."""
     calls = cast("dict[str, dict[str, int]]", redis.info("commandstats"))
     return sum(calls.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval", "blpop"))
+
+
+def test_who_waited_while_redis_lost_its_data_gets_no_permit(farm: Farm, redis: Redis) -> None:
+    """It has no row any more, so that nobody would ever free what it got."""
+    spec, _ = leased(farm)
+    redis.delete(Keys.episode(spec.episode_id))
+    assert farm.limiter.ask(spec.episode_id, reservation_id=None) is Answer.OVER
+    with pytest.raises(LeaseLost, match="the farm lost it"):
+        farm.limiter.creation(spec.episode_id, Role.POLICY).wait(wait_seconds=1, check=lambda: None)
+    assert redis.exists(Keys.PERMITS, Keys.PLACES, Keys.CREATORS) == 0
+    redis.delete(Keys.OPEN, Keys.LEASES)
+
+
+def test_a_newcomer_does_not_overtake_the_waiter_that_was_woken(redis_url: str) -> None:
+    with opened_farm(redis_url, concurrency_limit=1) as farm:
+        holder, first, newcomer = (leased(farm) for _ in range(3))
+
+        def ask(one: tuple[EpisodeSpec, Lease]) -> Answer:
+            return farm.limiter.ask(one[0].episode_id, reservation_id=None)
+
+        assert ask(holder) is Answer.GRANTED
+        assert ask(first) is Answer.WAIT
+        end(farm, holder)  # wakes the first, who has not asked yet
+        assert ask(newcomer) is Answer.WAIT
+        assert ask(first) is Answer.GRANTED
+        end(farm, first)
+        assert ask(newcomer) is Answer.GRANTED
+        end(farm, newcomer)

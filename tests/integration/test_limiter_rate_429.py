@@ -11,6 +11,7 @@ from orchestrator.errors import RateLimited
 from orchestrator.keys import Keys
 from orchestrator.limiter import Answer
 from tests.support.clocked import Clocked
+from tests.support.truth import run_episode
 
 
 def test_everybody_pauses_until_retry_after(redis: Redis) -> None:
@@ -203,6 +204,7 @@ def test_a_long_pause_is_waited_for_in_line_for_a_permit_where_no_deadline_runs(
     farm = Clocked(redis)
     [refused] = farm.let_through()
     farm.refuse_rate(refused, 120)
+    run_episode(redis, "e-new")
     assert farm.limiter.ask("e-new", reservation_id=None) is Answer.WAIT
     farm.pass_seconds(116)
     assert farm.limiter.ask("e-new", reservation_id=None) is Answer.GRANTED

@@ -50,7 +50,9 @@ def test_a_job_has_time_for_admission_deadline_and_cleanup(farm: Farm, raw: Redi
     spec = a_spec()
     farm.queue.enqueue(spec)
     budgets = spec.budgets
-    needed = budgets.admission_seconds + budgets.deadline_seconds + budgets.cleanup_seconds
+    assert budgets.reserved_admission_seconds != budgets.admission_seconds
+    needed = max(budgets.admission_seconds, budgets.reserved_admission_seconds)
+    needed += budgets.deadline_seconds + budgets.cleanup_seconds
     assert int(fields_of(raw, job_id(spec.episode_id, 1))["timeout"]) > needed
 
 

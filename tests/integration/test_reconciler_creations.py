@@ -7,7 +7,8 @@ from redis import Redis
 
 from orchestrator.errors import ConcurrencyLimited, NothingSent, OutcomeUnknown, RateLimited
 from orchestrator.keys import Keys
-from orchestrator.vocabulary import AllocationState, Outcome, Role
+from orchestrator.vocabulary import AllocationState, Outcome
+from tests.support.creators import creation_of
 from tests.support.reconcilers import LEASE_SECONDS
 from tests.support.scene import Scene
 from tests.support.truth import a_receipt, a_request, admit, intended, leased, stored
@@ -175,7 +176,7 @@ def test_a_creation_is_repeated_before_those_that_wait_for_a_new_one(scene: Scen
     scene.farm.ledger.allocations.unknown(row, lease.token, "lost")
     scene.farm.ledger.commit(a_receipt(spec, Outcome.TRANSPORT), lease.token)
     scene.farm.limiter.change(rate=1)
-    first, later = (scene.farm.limiter.creation(name, Role.POLICY) for name in ("e-first", "e-later"))
+    first, later = (creation_of(scene.farm, name) for name in ("e-first", "e-later"))
     assert first.ask(60).state == "granted"
     assert later.ask(60).state == "wait"
     assert scene.round().settled == [row.allocation_id]

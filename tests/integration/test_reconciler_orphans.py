@@ -157,14 +157,19 @@ def test_one_that_vanished_by_itself_is_neither_deleted_nor_counted(scene: Scene
 def test_an_orphan_whose_tag_changed_under_us_is_left_alone(scene: Scene) -> None:
     """The list says ours, the sandbox's own row says otherwise: the row is believed."""
 
+    asked: list[Mapping[str, str]] = []
+
     class Lying(FakeProvider):
         def list(self, metadata: Mapping[str, str]) -> list[SandboxRow]:
+            asked.append(metadata)
             return [SandboxRow(row.sandbox_id, tags(scene), 0.0, 2, 512) for row in self.running.values()]
 
+    tags(scene)  # the farm has a tag by then, or nothing is listed
     provider = Lying()
     provider.add({"farm": "another-farm"})
     reconciler = scene.watcher("told", provider)
     assert reconciler.run_once() == Report()
+    assert asked
     assert provider.deleted == []
 
 

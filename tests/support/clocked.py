@@ -10,6 +10,7 @@ from orchestrator.creations import Creation, Turn
 from orchestrator.errors import ConcurrencyLimited, RateLimited
 from orchestrator.limiter import Limiter
 from orchestrator.vocabulary import Role
+from tests.support.truth import run_episode
 
 
 @dataclass
@@ -36,7 +37,9 @@ class Clocked:
 
     def new(self, role: Role = Role.POLICY, *, episode_id: str | None = None) -> Creation:
         self.numbers += 1
-        return self.limiter.creation(episode_id or f"e-{self.numbers}", role)
+        name = episode_id or f"e-{self.numbers}"
+        run_episode(self.redis, name)
+        return self.limiter.creation(name, role)
 
     def let_through(self, count: int = 1) -> list[Creation]:
         """So many creations, each as soon as it may be."""

@@ -10,6 +10,7 @@ from orchestrator.creations import Creation
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.vocabulary import Role
+from tests.support.truth import run_episode
 from tests.support.waiting import wait_until
 
 
@@ -27,7 +28,7 @@ class Creator(threading.Thread):
         creation: Creation | None = None,
     ) -> None:
         super().__init__(daemon=True)
-        self.creation = creation or farm.limiter.creation(episode_id, role)
+        self.creation = creation or creation_of(farm, episode_id, role)
         self.at = 0.0
         self.error: BaseException | None = None
         self._farm, self._wait, self._check = farm, wait_seconds, check
@@ -60,8 +61,14 @@ class Creator(threading.Thread):
         return self.is_alive()
 
 
+def creation_of(farm: Farm, episode_id: str, role: Role = Role.POLICY) -> Creation:
+    """A creation of an episode that runs, as far as the limiter can see."""
+    run_episode(farm.redis, episode_id)
+    return farm.limiter.creation(episode_id, role)
+
+
 def create(farm: Farm, episode_id: str, role: Role = Role.POLICY, *, wait_seconds: float = 20) -> Creation:
     """A creation that has its leave."""
-    creation = farm.limiter.creation(episode_id, role)
+    creation = creation_of(farm, episode_id, role)
     creation.wait(wait_seconds=wait_seconds, check=lambda: None)
     return creation

@@ -24,7 +24,7 @@ from orchestrator.provider import CreateRequest
 from orchestrator.records import Allocation, EpisodeSpec, Receipt, Script
 from orchestrator.settings import Settings
 from orchestrator.tasks import load_builtin
-from orchestrator.vocabulary import Drive, Outcome, Role, allocation_id
+from orchestrator.vocabulary import Drive, EpisodeState, Outcome, Role, allocation_id
 
 TASK = load_builtin("weekly-sales")
 
@@ -120,8 +120,15 @@ def stored(farm: Farm, name: str) -> Allocation:
     return row
 
 
+def run_episode(redis: Redis, episode_id: str) -> None:
+    """The least of a running episode's row that the limiter asks for, unless there is more; forgotten by itself."""
+    if redis.hsetnx(Keys.episode(episode_id), "state", EpisodeState.RUNNING):
+        redis.expire(Keys.episode(episode_id), 600)
+
+
 def admit(farm: Farm, episode_id: str, *, reservation_id: str | None = None, wait_seconds: float = 20) -> Admission:
     """Ask for a permit, with nothing that could interrupt the wait."""
+    run_episode(farm.redis, episode_id)
     return farm.limiter.admit(episode_id, reservation_id=reservation_id, wait_seconds=wait_seconds, check=lambda: None)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workers.sandboxes import shell
 
@@ -54,3 +56,14 @@ def test_an_honest_reply_of_the_limit_fits_its_bound() -> None:
     limit = 65536
     lines = "".join(f" {bytes(4096).hex(' ')}\n" for _ in range(limit // 4096)) + " 00\n"
     assert len(lines + ":255:10000000") <= shell.reply_bytes(limit)
+
+
+SPACES = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
+FORGED = st.text(st.sampled_from("06af: \n" + SPACES + "٣²x")) | st.text()
+
+
+@given(stdout=FORGED, stderr=FORGED)
+def test_nothing_that_a_forger_sends_is_an_exception(stdout: str, stderr: str) -> None:
+    """Unicode has other spaces and other digits than those that bytes.fromhex() and int() read."""
+    result = shell.parse(stdout, stderr, timeout_seconds=1, limit_bytes=10)
+    assert len(result.stdout) + len(result.stderr) <= 10

@@ -13,8 +13,10 @@ from orchestrator.errors import (
     AnswerLate,
     ArtifactMissing,
     ArtifactTooLarge,
+    NothingSent,
     OutcomeUnknown,
     ProviderError,
+    RateLimited,
     SandboxGone,
 )
 from orchestrator.provider import CommandResult
@@ -22,7 +24,14 @@ from workers.sandboxes import shell
 from workers.sandboxes.failures import in_sandbox
 from workers.sandboxes.headers import last_answer
 
-_FORBIDDEN = 403
+_READ_ATTEMPTS = 3
+"""How often an artifact is read while the answers are odd: a lost connection heals, the file's own doing does not."""
+
+_OTHERS_ANSWER = {408, 429, 502, 503, 504}
+"""What a proxy before the sandbox says: nothing about a file."""
+
+_REFUSED = (e2b.SandboxException, e2b.InvalidArgumentException)
+"""What the SDK raises, these classes and none of their subclasses, when the agent itself said no."""
 
 _NOT_STARTED = b"the sandbox could not start this command\n"
 
@@ -63,7 +72,7 @@ class E2BSandbox:
             self.probe()
             return CommandResult(exit_code=None, stdout=b"", stderr=b"", timed_out=True, truncated=True)
         except ProviderError as error:
-            if type(error.__cause__) not in (e2b.SandboxException, e2b.InvalidArgumentException):
+            if type(error.__cause__) not in _REFUSED:
                 raise
             self.probe()  # healthy, and its agent said that it cannot start it: too many processes, a closed home
             return CommandResult(
@@ -100,31 +109,61 @@ class E2BSandbox:
     def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> bytes:
         """Read one regular file; raises ArtifactMissing (also for a symlink) or ArtifactTooLarge."""
         until = time.monotonic() + timeout_seconds
+        for left in reversed(range(_READ_ATTEMPTS)):
+            try:
+                self._require_regular(path, limit_bytes, until)
+                return self._download(path, limit_bytes, until)
+            except ProviderError as error:
+                if not _is_about_the_file(error) or time.monotonic() > until:
+                    raise
+                if left == 0:
+                    self.probe()  # healthy: then it is the file, and who wrote it
+                    raise ArtifactMissing(f"{path} cannot be read: {error}") from error
+        raise AssertionError("unreachable: the last attempt raises")
+
+    def _require_regular(self, path: str, limit_bytes: int, until: float) -> None:
         with in_sandbox(f"read {path}"):
             try:
-                entry = self._e2b.files.get_info(path, request_timeout=timeout_seconds)
-                if entry.type is not e2b.FileType.FILE or entry.symlink_target is not None:
-                    raise ArtifactMissing(f"{path} is no regular file")
-                if entry.size > limit_bytes:
-                    raise ArtifactTooLarge(f"{path} holds {entry.size} bytes, the limit is {limit_bytes}")
-                return self._download(path, limit_bytes, until)
+                entry = self._e2b.files.get_info(path, request_timeout=_half_until(until))
             except e2b.FileNotFoundException as error:
                 raise ArtifactMissing(f"{path} does not exist") from error
-            except e2b.SandboxException as error:
-                answer = last_answer()
-                if answer is not None and answer.status == _FORBIDDEN:  # the sandbox's own answer about this file
-                    raise ArtifactMissing(f"{path} cannot be read") from error
-                raise
+            if entry.type is not e2b.FileType.FILE or entry.symlink_target is not None:
+                raise ArtifactMissing(f"{path} is no regular file")
+            if entry.size > limit_bytes:
+                raise ArtifactTooLarge(f"{path} holds {entry.size} bytes, the limit is {limit_bytes}")
 
     def _download(self, path: str, limit_bytes: int, until: float) -> bytes:
         data = bytearray()
-        # Half of what is left: the SDK waits twice (see provider.py).
-        seconds = max(0.05, (until - time.monotonic()) / 2)
-        with self._e2b.files.read(path, format="stream", request_timeout=seconds) as stream:
-            for chunk in stream:
-                data += chunk
-                if len(data) > limit_bytes:
-                    raise ArtifactTooLarge(f"{path} grew past the limit of {limit_bytes} bytes")
-                if time.monotonic() > until:
-                    raise OutcomeUnknown(f"read {path}: not done in time")
+        with in_sandbox(f"read {path}"):
+            try:
+                with self._e2b.files.read(path, format="stream", request_timeout=_half_until(until)) as stream:
+                    for chunk in stream:
+                        data += chunk
+                        if len(data) > limit_bytes:
+                            raise ArtifactTooLarge(f"{path} grew past the limit of {limit_bytes} bytes")
+                        if time.monotonic() > until:
+                            raise OutcomeUnknown(f"read {path}: not done in time")
+            except e2b.FileNotFoundException as error:
+                raise ArtifactMissing(f"{path} does not exist") from error
         return bytes(data)
+
+
+def _half_until(until: float) -> float:
+    """Half of what is left: the SDK waits twice (see provider.py)."""
+    return max(0.05, (until - time.monotonic()) / 2)
+
+
+def _is_about_the_file(error: ProviderError) -> bool:
+    """Whether the sandbox's agent has answered, and what it said, or could not finish, may be the file's own doing.
+
+    A policy can make its artifact unreadable in many ways: closed, swapped meanwhile, cut while it is sent, with a time
+    that no calendar has. None of them may turn its own failure into one of ours.
+    """
+    if isinstance(error, ArtifactMissing | ArtifactTooLarge | SandboxGone | NothingSent | AnswerLate | RateLimited):
+        return False
+    answer = last_answer()
+    if answer is not None:
+        return answer.status not in _OTHERS_ANSWER
+    # The SDK sends its calls about a file's entry another way. An agent that may open no file knows no user either, and
+    # says so as if we were the wrong one.
+    return type(error.__cause__) in (*_REFUSED, e2b.AuthenticationException)
