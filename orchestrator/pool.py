@@ -65,7 +65,7 @@ class Reservation:
 
 
 class Pool:
-    """A connection to the farm for one run. Use as a context manager.
+    """A connection to the farm for one run. Use as a context manager; threads may share it.
 
     With `budget_usd` the run may spend so much in all, what it spent before included (budget.py): episodes that could
     cost more end as budget_exhausted. Without it, a limit that was set before stays.
@@ -87,6 +87,7 @@ class Pool:
         self._finished = Finished(self.redis, self.run_id)
         self._cancellation = Cancellation(farm)
         self._episodes: dict[str, Episode] = {}
+        self._keeping = threading.Lock()
         self._stop = threading.Event()
         self._beginning = threading.Lock()
         self._beating: threading.Thread | None = None
@@ -102,7 +103,7 @@ class Pool:
     @property
     def submitted(self) -> list[str]:
         """Ids of the episodes submitted here and not forgotten, in order."""
-        return list(self._episodes)
+        return [episode.episode_id for episode in self._kept()]
 
     @redis_border
     def capacity(self) -> Capacity:
@@ -153,8 +154,8 @@ class Pool:
         The same `episode_id` again is the same episode, as it was first submitted. Raises FarmError for what the schema
         refuses.
         """
-        if episode_id is not None and episode_id in self._episodes:
-            return self._episodes[episode_id]
+        if episode_id is not None and (kept := self._episodes.get(episode_id)) is not None:
+            return kept
         drive = Drive.REMOTE if policy is None else Drive.AUTONOMOUS
         try:
             spec = EpisodeSpec(
@@ -184,8 +185,8 @@ class Pool:
             finished,
             self._queue,
         )
-        self._episodes[spec.episode_id] = episode
-        return episode
+        with self._keeping:  # another thread may have submitted the same id meanwhile: both get one handle
+            return self._episodes.setdefault(spec.episode_id, episode)
 
     def as_completed(
         self, episodes: Iterable[Episode] | None = None, *, timeout_seconds: float | None = None
@@ -196,9 +197,10 @@ class Pool:
         one no longer.
         """
         read = redis_border(self.ledger.receipt)
-        waiting = {episode.episode_id for episode in (self._episodes.values() if episodes is None else episodes)}
+        wanted = self._kept() if episodes is None else list(episodes)
+        waiting = {episode.episode_id for episode in wanted}
         position, quiet_since = START, time.monotonic()
-        elsewhere = [name for name in waiting if name in self._episodes and self._episodes[name].run_id != self.run_id]
+        elsewhere = [episode.episode_id for episode in wanted if episode.run_id != self.run_id]
         while waiting:
             for episode_id in elsewhere:  # submitted before, under another run: its stream is not ours
                 if episode_id in waiting and (receipt := read(episode_id)) is not None:
@@ -228,7 +230,8 @@ class Pool:
 
     def forget(self, episode: Episode) -> None:
         """Drop the handle on an episode that has ended: a pool that serves a long run would keep them all."""
-        self._episodes.pop(episode.episode_id, None)
+        with self._keeping:
+            self._episodes.pop(episode.episode_id, None)
 
     @redis_border
     def cancel(self, *, group_id: str | None = None, wait_seconds: float = 120.0) -> Ending:
@@ -243,7 +246,7 @@ class Pool:
 
     def close(self) -> None:
         """Cancel this pool's open remote episodes and stop its heartbeat. Can be called again."""
-        for episode in list(self._episodes.values()):
+        for episode in self._kept():
             if episode.remote:
                 try:
                     episode.cancel()
@@ -255,6 +258,10 @@ class Pool:
         if self._beating is not None:
             self._beating.join()
             self._beating = None
+
+    def _kept(self) -> list[Episode]:
+        with self._keeping:  # other threads may submit and forget while we look
+            return list(self._episodes.values())
 
     @redis_border
     def _require_known(self, episodes: Iterable[str]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from deploy.embedded import EmbeddedRedis
-from orchestrator.errors import CapacityError, EpisodeAborted, FarmError, RedisUnavailable
+from orchestrator.episodes import Episode
+from orchestrator.errors import CapacityError, EpisodeAborted, FarmError, ReceiptOverdue, RedisUnavailable
 from orchestrator.farm import open_farm
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool
@@ -47,6 +50,45 @@ def test_submitting_the_same_id_again_is_the_same_episode(pool: Pool, redis: Red
         assert pool.submit(TASK, policy=SCRIPT, episode_id="e-mine").episode_id == "e-mine"
     assert redis.llen("rq:queue:episodes") == 1
     assert pool.submitted == ["e-mine"]
+
+
+def test_threads_that_submit_the_same_id_get_the_same_handle(pool: Pool, redis: Redis) -> None:
+    start = threading.Barrier(8)
+
+    def submit(_: int) -> Episode:
+        start.wait(10)
+        return pool.submit(TASK, policy=SCRIPT, episode_id="e-mine")
+
+    with ThreadPoolExecutor(8) as threads:
+        handles = list(threads.map(submit, range(8)))
+    assert len({id(handle) for handle in handles}) == 1
+    assert redis.llen("rq:queue:episodes") == 1
+    assert pool.submitted == ["e-mine"]
+
+
+def test_episodes_are_waited_for_while_other_threads_submit_and_forget(pool: Pool) -> None:
+    kept = [pool.submit(TASK, policy=SCRIPT) for _ in range(200)]
+    over = threading.Event()
+
+    def churn() -> None:
+        while not over.is_set():
+            pool.forget(kept[0])
+            pool.submit(TASK, policy=SCRIPT, episode_id=kept[0].episode_id)
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            churning = threads.submit(churn)
+            try:
+                for _ in range(200):
+                    with pytest.raises(ReceiptOverdue):
+                        next(pool.as_completed(timeout_seconds=0.0001))
+            finally:
+                over.set()
+            churning.result(30)
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def test_capacity_is_what_could_be_admitted_now(pool: Pool, slot: TinySlot) -> None:
