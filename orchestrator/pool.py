@@ -11,12 +11,12 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from types import TracebackType
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
 from orchestrator.budget import Balance
@@ -28,12 +28,14 @@ from orchestrator.farm import open_farm
 from orchestrator.finished import START, Finished
 from orchestrator.limiter import Capacity, Limiter
 from orchestrator.mailbox import Mailbox
-from orchestrator.records import EpisodeSpec, Script, SettledReceipt
+from orchestrator.records import EpisodeSpec, Id, Script, SettledReceipt
 from orchestrator.settings import Budgets, Settings
-from orchestrator.tasks import Task
+from orchestrator.tasks import Task, builtin_names
 from orchestrator.vocabulary import Drive
 
 logger = logging.getLogger(__name__)
+
+_RUN_ID: TypeAdapter[str] = TypeAdapter(Id)
 
 _MESSAGE_MARGIN = 15
 """Seconds that an OpenEnv message may take beyond the command it carries (25 s for one of 10 s)."""
@@ -68,13 +70,14 @@ class Pool:
     """A connection to the farm for one run. Use as a context manager; threads may share it.
 
     With `budget_usd` the run may spend so much in all, what it spent before included (budget.py): episodes that could
-    cost more end as budget_exhausted. Without it, a limit that was set before stays.
+    cost more end as budget_exhausted. Without it, a limit that was set before stays. Raises FarmError for a `run_id`
+    that cannot be one.
     """
 
     def __init__(
         self, settings: Settings, *, run_id: str | None = None, budget_usd: Decimal | float | str | None = None
     ) -> None:
-        self.run_id = run_id or f"run-{secrets.token_hex(5)}"
+        self.run_id = f"run-{secrets.token_hex(5)}" if run_id is None else _checked(run_id)
         self.trainer_id = f"trainer-{secrets.token_hex(6)}"
         self.settings = settings
         farm = open_farm(settings)
@@ -122,6 +125,8 @@ class Pool:
         Raises CapacityError: at once when the batch could never be live together, saying what to add; or after the
         wait when other episodes still hold the places.
         """
+        if not isinstance(count, int):
+            raise CapacityError(f"a batch is a whole number of episodes, got {count!r}: give an int")
         if count < 1:
             raise CapacityError(f"a batch needs at least one episode, got {count}")
         reservation_id = f"reservation-{secrets.token_hex(6)}"
@@ -156,6 +161,8 @@ class Pool:
         """
         if episode_id is not None and (kept := self._episodes.get(episode_id)) is not None:
             return kept
+        if not isinstance(task, Task):
+            raise FarmError(_no_task(task))
         drive = Drive.REMOTE if policy is None else Drive.AUTONOMOUS
         try:
             spec = EpisodeSpec(
@@ -282,6 +289,23 @@ class Pool:
                 self._presence.beat_trainer(self.trainer_id)
             except RedisError as error:
                 logger.warning("heartbeat not sent: %s", error)
+
+
+def _checked(run_id: str) -> str:
+    try:
+        return _RUN_ID.validate_python(run_id)
+    except ValidationError:
+        text = f"a run's id is 1 to 64 of a-z, 0-9 and '-', got {run_id!r}: leave it out for a new one"
+        raise FarmError(text) from None
+
+
+def _no_task(given: object) -> str:
+    way = "load_builtin('weekly-sales')"
+    if isinstance(given, str):
+        way = f"load_builtin({given!r})" if given in builtin_names() else f"one of load_tasks({given!r})"
+    elif isinstance(given, Mapping):
+        way = "parse_task(...) makes one of plain data"
+    return f"submit takes a Task, got {type(given).__name__}; pass a Task: {way} (from orchestrator.tasks)"
 
 
 def _problems(error: ValidationError) -> str:

@@ -159,6 +159,12 @@ def test_a_batch_of_nothing_is_refused(pool: Pool, count: int) -> None:
         pool.reserve(count)
 
 
+@pytest.mark.parametrize("count", [1.5, "3", None])
+def test_a_batch_is_a_whole_number(pool: Pool, count: Any) -> None:
+    with pytest.raises(CapacityError, match=f"whole number of episodes, got {count!r}"):
+        pool.reserve(count)
+
+
 def test_a_batch_that_could_never_fit_is_refused_without_waiting(pool: Pool, redis_url: str) -> None:
     with opened_farm(redis_url, concurrency_limit=4) as farm:
         beat_slots(farm, 2)
@@ -304,3 +310,27 @@ def test_budgets_that_would_have_to_grow_past_their_bound_are_refused(pool: Pool
     with pytest.raises(FarmError, match="verifier_lifetime_seconds"):
         pool.submit(TASK, policy=SCRIPT, budgets=budgets)
     assert pool.ledger.open_episodes() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        ("weekly-sales", r"load_builtin\('weekly-sales'\)"),
+        ("mine.jsonl", r"load_tasks\('mine.jsonl'\)"),
+        ({"id": "mine"}, "parse_task"),
+        (None, "load_builtin"),
+    ],
+)
+def test_what_is_no_task_is_refused_with_the_way_to_one(pool: Pool, given: Any, way: str) -> None:
+    with pytest.raises(FarmError, match=f"pass a Task: .*{way}"):
+        pool.submit(given)
+    assert pool.ledger.open_episodes() == []
+
+
+@pytest.mark.parametrize("run_id", ["Bad Run", "", "é", "r" * 65, "run-1\n", 5])
+def test_a_run_that_cannot_be_is_refused_before_anything_is_written(
+    settings: Settings, redis: Redis, run_id: Any
+) -> None:
+    with pytest.raises(FarmError, match="1 to 64 of a-z, 0-9 and '-'"):
+        Pool(settings, run_id=run_id, budget_usd=1)
+    assert redis.dbsize() == 0
