@@ -65,9 +65,7 @@ def receipts(
     until: Annotated[str | None, typer.Option(help="Only up to then; written like --since.")] = None,
     limit: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=_MOST_ROWS, help=f"At most so many; a table ends after {_TABLE_ROWS}, an export has no limit."
-        ),
+        typer.Option(min=1, max=_MOST_ROWS, help=f"At most so many; {_TABLE_ROWS} in a table, no limit in an export."),
     ] = None,
     form: Annotated[
         Format | None, typer.Option("--format", help="A table by default, or what the name of --output says.")
