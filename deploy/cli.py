@@ -6,10 +6,11 @@ Each group is a module of deploy/commands with a `register(app)`; what is heavy 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from redis.exceptions import RedisError
@@ -61,6 +62,9 @@ GROUPS = (
 )
 
 
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 def build() -> typer.Typer:
     """The whole command."""
     app = typer.Typer(
@@ -80,15 +84,36 @@ def main() -> None:
     for problem in unknown_variables(os.environ):
         errors().print(f"warning: {safe(problem)}", markup=False)
     try:
-        build()()
+        try:
+            build()()
+        finally:
+            if sys.stdout:  # none when it was closed from the start
+                sys.stdout.flush()  # here, where a failure still finds its handler
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # the libraries that print turn it into exit code 1
+            _leave_the_output(ExitCode.OUTPUT_CLOSED)
+        raise
     except FarmError as error:
         print_error(str(error))
         sys.exit(exit_code(error))
     except RedisError as error:
         print_error(f"Redis failed on the way: {error}; see that it runs, then look at: rollout-farm status")
         sys.exit(ExitCode.REDIS)
+    except BrokenPipeError:
+        _leave_the_output(ExitCode.OUTPUT_CLOSED)
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        print_error(f"cannot write {error.filename or 'the output'}: {error.strerror}; make room, or write elsewhere")
+        _leave_the_output(ExitCode.FAILED)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
+
+
+def _leave_the_output(code: ExitCode) -> NoReturn:
+    """Exit without a second failure: the interpreter writes what is still buffered when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer's calling convention
@@ -112,7 +137,7 @@ def _root(
     Settings come from the environment and .env; .env.example lists the usual ones.
 
     Exit codes: 0 ok, 1 failed, 2 usage, 3 settings, 4 Redis, 5 sandbox provider, 6 capacity, 7 task, 8 episode
-    aborted, 130 interrupted.
+    aborted, 130 interrupted, 141 output closed early.
     """
 
 

@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     TASK = 7  # a task file is wrong
     ABORTED = 8  # an episode ended without a score
     INTERRUPTED = 130  # Ctrl-C
+    OUTPUT_CLOSED = 141  # who read the output went away, as head does: what a shell says of SIGPIPE
 
 
 _BY_ERROR: tuple[tuple[type[Exception], ExitCode], ...] = (

@@ -22,7 +22,7 @@ from orchestrator.creations import Creation, Defaults, report
 from orchestrator.errors import CapacityError, ConcurrencyLimited, EpisodeAborted, LeaseLost, RateLimited, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
-from orchestrator.settings import HIGHEST_CONCURRENCY, HIGHEST_RATE
+from orchestrator.settings import HIGHEST_CONCURRENCY, HIGHEST_RATE, LOWEST_RATE
 from orchestrator.vocabulary import Outcome, Role
 
 _PATIENCE_MS = 3 * BLOCK_SECONDS * 1000
@@ -232,8 +232,9 @@ class Limiter:
         """
         if concurrency is not None and not 1 <= concurrency <= HIGHEST_CONCURRENCY:
             raise SettingsError(f"a concurrency limit is 1 to {HIGHEST_CONCURRENCY}, got {concurrency}")
-        if rate is not None and not 0 <= rate <= HIGHEST_RATE:
-            raise SettingsError(f"a creation rate is 0 (no limit of ours) to {HIGHEST_RATE} a second, got {rate:g}")
+        if rate is not None and rate != 0 and not LOWEST_RATE <= rate <= HIGHEST_RATE:
+            allowed = f"0 (no limit of ours) or {LOWEST_RATE} to {HIGHEST_RATE} a second"
+            raise SettingsError(f"a creation rate is {allowed}, got {rate:g}")
         self._scripts.run(
             "change_limits",
             [Keys.LIMITS, Keys.WAITERS, Keys.CREATORS],

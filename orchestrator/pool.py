@@ -11,12 +11,12 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from types import TracebackType
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
 from orchestrator.budget import Balance
@@ -28,12 +28,14 @@ from orchestrator.farm import open_farm
 from orchestrator.finished import START, Finished
 from orchestrator.limiter import Capacity, Limiter
 from orchestrator.mailbox import Mailbox
-from orchestrator.records import EpisodeSpec, Script, SettledReceipt
+from orchestrator.records import EpisodeSpec, Id, Script, SettledReceipt
 from orchestrator.settings import Budgets, Settings
-from orchestrator.tasks import Task
+from orchestrator.tasks import Task, builtin_names
 from orchestrator.vocabulary import Drive
 
 logger = logging.getLogger(__name__)
+
+_RUN_ID: TypeAdapter[str] = TypeAdapter(Id)
 
 _MESSAGE_MARGIN = 15
 """Seconds that an OpenEnv message may take beyond the command it carries (25 s for one of 10 s)."""
@@ -65,16 +67,17 @@ class Reservation:
 
 
 class Pool:
-    """A connection to the farm for one run. Use as a context manager.
+    """A connection to the farm for one run. Use as a context manager; threads may share it.
 
     With `budget_usd` the run may spend so much in all, what it spent before included (budget.py): episodes that could
-    cost more end as budget_exhausted. Without it, a limit that was set before stays.
+    cost more end as budget_exhausted. Without it, a limit that was set before stays. Raises FarmError for a `run_id`
+    that cannot be one.
     """
 
     def __init__(
         self, settings: Settings, *, run_id: str | None = None, budget_usd: Decimal | float | str | None = None
     ) -> None:
-        self.run_id = run_id or f"run-{secrets.token_hex(5)}"
+        self.run_id = f"run-{secrets.token_hex(5)}" if run_id is None else _checked(run_id)
         self.trainer_id = f"trainer-{secrets.token_hex(6)}"
         self.settings = settings
         farm = open_farm(settings)
@@ -87,6 +90,7 @@ class Pool:
         self._finished = Finished(self.redis, self.run_id)
         self._cancellation = Cancellation(farm)
         self._episodes: dict[str, Episode] = {}
+        self._keeping = threading.Lock()
         self._stop = threading.Event()
         self._beginning = threading.Lock()
         self._beating: threading.Thread | None = None
@@ -102,7 +106,7 @@ class Pool:
     @property
     def submitted(self) -> list[str]:
         """Ids of the episodes submitted here and not forgotten, in order."""
-        return list(self._episodes)
+        return [episode.episode_id for episode in self._kept()]
 
     @redis_border
     def capacity(self) -> Capacity:
@@ -121,6 +125,8 @@ class Pool:
         Raises CapacityError: at once when the batch could never be live together, saying what to add; or after the
         wait when other episodes still hold the places.
         """
+        if not isinstance(count, int):
+            raise CapacityError(f"a batch is a whole number of episodes, got {count!r}: give an int")
         if count < 1:
             raise CapacityError(f"a batch needs at least one episode, got {count}")
         reservation_id = f"reservation-{secrets.token_hex(6)}"
@@ -153,8 +159,10 @@ class Pool:
         The same `episode_id` again is the same episode, as it was first submitted. Raises FarmError for what the schema
         refuses.
         """
-        if episode_id is not None and episode_id in self._episodes:
-            return self._episodes[episode_id]
+        if episode_id is not None and (kept := self._episodes.get(episode_id)) is not None:
+            return kept
+        if not isinstance(task, Task):
+            raise FarmError(_no_task(task))
         drive = Drive.REMOTE if policy is None else Drive.AUTONOMOUS
         try:
             spec = EpisodeSpec(
@@ -184,8 +192,8 @@ class Pool:
             finished,
             self._queue,
         )
-        self._episodes[spec.episode_id] = episode
-        return episode
+        with self._keeping:  # another thread may have submitted the same id meanwhile: both get one handle
+            return self._episodes.setdefault(spec.episode_id, episode)
 
     def as_completed(
         self, episodes: Iterable[Episode] | None = None, *, timeout_seconds: float | None = None
@@ -196,9 +204,10 @@ class Pool:
         one no longer.
         """
         read = redis_border(self.ledger.receipt)
-        waiting = {episode.episode_id for episode in (self._episodes.values() if episodes is None else episodes)}
+        wanted = self._kept() if episodes is None else list(episodes)
+        waiting = {episode.episode_id for episode in wanted}
         position, quiet_since = START, time.monotonic()
-        elsewhere = [name for name in waiting if name in self._episodes and self._episodes[name].run_id != self.run_id]
+        elsewhere = [episode.episode_id for episode in wanted if episode.run_id != self.run_id]
         while waiting:
             for episode_id in elsewhere:  # submitted before, under another run: its stream is not ours
                 if episode_id in waiting and (receipt := read(episode_id)) is not None:
@@ -228,7 +237,8 @@ class Pool:
 
     def forget(self, episode: Episode) -> None:
         """Drop the handle on an episode that has ended: a pool that serves a long run would keep them all."""
-        self._episodes.pop(episode.episode_id, None)
+        with self._keeping:
+            self._episodes.pop(episode.episode_id, None)
 
     @redis_border
     def cancel(self, *, group_id: str | None = None, wait_seconds: float = 120.0) -> Ending:
@@ -243,7 +253,7 @@ class Pool:
 
     def close(self) -> None:
         """Cancel this pool's open remote episodes and stop its heartbeat. Can be called again."""
-        for episode in list(self._episodes.values()):
+        for episode in self._kept():
             if episode.remote:
                 try:
                     episode.cancel()
@@ -255,6 +265,10 @@ class Pool:
         if self._beating is not None:
             self._beating.join()
             self._beating = None
+
+    def _kept(self) -> list[Episode]:
+        with self._keeping:  # other threads may submit and forget while we look
+            return list(self._episodes.values())
 
     @redis_border
     def _require_known(self, episodes: Iterable[str]) -> None:
@@ -275,6 +289,23 @@ class Pool:
                 self._presence.beat_trainer(self.trainer_id)
             except RedisError as error:
                 logger.warning("heartbeat not sent: %s", error)
+
+
+def _checked(run_id: str) -> str:
+    try:
+        return _RUN_ID.validate_python(run_id)
+    except ValidationError:
+        text = f"a run's id is 1 to 64 of a-z, 0-9 and '-', got {run_id!r}: leave it out for a new one"
+        raise FarmError(text) from None
+
+
+def _no_task(given: object) -> str:
+    way = "load_builtin('weekly-sales')"
+    if isinstance(given, str):
+        way = f"load_builtin({given!r})" if given in builtin_names() else f"one of load_tasks({given!r})"
+    elif isinstance(given, Mapping):
+        way = "parse_task(...) makes one of plain data"
+    return f"submit takes a Task, got {type(given).__name__}; pass a Task: {way} (from orchestrator.tasks)"
 
 
 def _problems(error: ValidationError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.cost import usd_text
 from orchestrator.settings import Budgets
@@ -26,12 +26,23 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds a lone surrogate, which UTF-8 cannot carry") from None
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_encodable)]
+
+
 class Script(_Record):
     """A policy that needs no model: commands one after another, then a submission."""
 
     kind: Literal["script"] = "script"
-    name: str = "script"
-    commands: tuple[str, ...] = ()
+    name: _Text = "script"
+    commands: tuple[_Text, ...] = ()
     submit: bool = True
 
 

@@ -12,7 +12,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnreadableSettings
 
@@ -24,9 +33,23 @@ HIGHEST_CONCURRENCY = 100_000
 HIGHEST_RATE = 10_000
 """Bounds of both limits, far beyond any plan: a larger number is a slip."""
 
+LOWEST_RATE = 0.001
+"""Creations a second; a slower rate, one in more than a quarter of an hour, stops the farm and is a slip too."""
+
 DEFAULT_QUEUE = "episodes"
 
+_BUDGET = "FARM_BUDGETS__"
+
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+def _not_endless(rate: float) -> float:
+    if 0 < rate < LOWEST_RATE:
+        raise ValueError(f"must be 0 (no limit of ours) or at least {LOWEST_RATE} a second")
+    return rate
+
+
+CreationRate = Annotated[float, Field(ge=0, le=HIGHEST_RATE, allow_inf_nan=False), AfterValidator(_not_endless)]
 UsdPerSecond = Annotated[float, Field(ge=0, le=HIGHEST_USD_PER_SECOND, allow_inf_nan=False)]
 
 
@@ -85,7 +108,7 @@ class Settings(BaseSettings):
 
     concurrency_limit: Annotated[int, Field(ge=1, le=HIGHEST_CONCURRENCY)] = 20
     """Running sandboxes, project-wide."""
-    creation_rate: Annotated[float, Field(ge=0, le=HIGHEST_RATE, allow_inf_nan=False)] = 0
+    creation_rate: CreationRate = 0
     """Creations a second, project-wide; 0 means no limit of ours."""
     plan: Literal["hobby", "pro"] | None = None
     """Preset of concurrency_limit and creation_rate for the E2B cloud; explicit values win."""
@@ -154,18 +177,33 @@ def load_settings(**overrides: Any) -> Settings:
         raise SettingsError("\n".join(_explain(problem) for problem in error.errors())) from None
     except UnreadableSettings as error:  # a nested setting that is no JSON object
         raise SettingsError(f"{error}: set its parts instead, such as FARM_BUDGETS__COMMAND_SECONDS=10") from None
+    except UnicodeDecodeError as error:
+        where = f"{Path('.env').absolute()}: is not UTF-8 (byte {error.start})"
+        raise SettingsError(f"{where}; save it as UTF-8, or remove it") from None
+    except PermissionError as error:
+        raise SettingsError(f"{Path('.env').absolute()}: cannot be read: {error.strerror}; see to its rights") from None
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
     """Which of these environment variables look like settings of ours and are none, each with the nearest one."""
     known = {f"FARM_{name.upper()}" for name in Settings.model_fields} | {"FARM_REDIS_URL", "FARM_E2B_API_KEY"}
-    known |= {f"FARM_BUDGETS__{name.upper()}" for name in Budgets.model_fields}
+    known |= {f"{_BUDGET}{name.upper()}" for name in Budgets.model_fields}
     found = []
     for name in sorted(names):
         if name.upper().startswith("FARM_") and name.upper() not in known:
-            near = get_close_matches(name.upper(), known, n=1, cutoff=0.8)
-            found.append(f"{name} is no setting of the farm" + (f"; did you mean {near[0]}?" if near else ""))
+            if name.upper().startswith(_BUDGET):
+                hint = _near_budget(name.upper().removeprefix(_BUDGET))
+            else:
+                near = get_close_matches(name.upper(), known, n=1, cutoff=0.8)
+                hint = f"did you mean {near[0]}?" if near else ""
+            found.append(f"{name} is no setting of the farm" + (f"; {hint}" if hint else ""))
     return found
+
+
+def _near_budget(part: str) -> str:
+    names = [name.upper() for name in Budgets.model_fields]
+    near = get_close_matches(part.upper(), names, n=1)
+    return f"did you mean {_BUDGET}{near[0]}?" if near else f"after {_BUDGET} goes one of {', '.join(names)}"
 
 
 def _explain(problem: Any) -> str:
@@ -173,4 +211,7 @@ def _explain(problem: Any) -> str:
         return f"{problem['msg'].removeprefix('Value error, ')}; correct it in the environment or in .env"
     name = "__".join(str(part) for part in problem["loc"])
     variable = name.upper() if name.upper() in ("REDIS_URL", "E2B_API_KEY") else f"FARM_{name.upper()}"
-    return f"{variable}: {problem['msg']} (got {problem['input']!r}); correct it in the environment or in .env"
+    text = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        text = f"no such budget; {_near_budget(variable.removeprefix(_BUDGET))}"
+    return f"{variable}: {text} (got {problem['input']!r}); correct it in the environment or in .env"

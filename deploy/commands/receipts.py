@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _TABLE_ROWS = 50
 """A table is for looking at; who wants more says so."""
 
+_MOST_ROWS = 1_000_000_000
+"""A larger limit is a slip, and would not fit an index."""
+
 
 class Format(StrEnum):
     """How receipts are written."""
@@ -62,7 +65,7 @@ def receipts(
     until: Annotated[str | None, typer.Option(help="Only up to then; written like --since.")] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help=f"At most so many; a table ends after {_TABLE_ROWS}, an export has no limit."),
+        typer.Option(min=1, max=_MOST_ROWS, help=f"At most so many; {_TABLE_ROWS} in a table, no limit in an export."),
     ] = None,
     form: Annotated[
         Format | None, typer.Option("--format", help="A table by default, or what the name of --output says.")

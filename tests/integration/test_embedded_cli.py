@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.cli import build
+from deploy.exit_codes import ExitCode
 from tests.support.processes import ROOT
 from workers.sandboxes.provider import E2BProvider
 
@@ -70,6 +71,50 @@ def test_the_version_is_shown(tmp_path: Path) -> None:
 
 def test_an_unknown_command_is_a_usage_error(tmp_path: Path) -> None:
     assert run(tmp_path, "conquer").returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words", [("--version",), ("receipts", "--help"), ("tasks", "check", "weekly-sales"), ("tasks", "--help")]
+)
+def test_a_full_disk_is_one_line(tmp_path: Path, words: Sequence[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, *words],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    wanted = "error: cannot write the output: No space left on device; make room, or write elsewhere\n"
+    assert (done.returncode, done.stderr) == (ExitCode.FAILED, wanted)
+
+
+@pytest.mark.parametrize("words", [("--version",), ("receipts", "--help"), ("tasks", "check", "weekly-sales")])
+def test_output_that_nobody_reads_any_more_ends_the_command_quietly(tmp_path: Path, words: Sequence[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(
+            [*COMMAND, *words],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (ExitCode.OUTPUT_CLOSED, "")
+
+
+def test_a_limit_beyond_any_farm_is_a_usage_error(tmp_path: Path) -> None:
+    done = run(tmp_path, "receipts", "--limit", "99999999999999999999")
+    assert done.returncode == ExitCode.USAGE
+    assert "--limit" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_wrong_setting_is_one_line_and_has_its_code(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import pytest
 
@@ -57,6 +58,30 @@ def succeed(field: Field, directory: Path, *arguments: str) -> str:
     done = run(field, directory, *arguments)
     assert (done.returncode, done.stderr) == (ExitCode.OK, "")
     return done.stdout
+
+
+@pytest.mark.parametrize("words", [("receipts",), ("receipts", "--format", "jsonl"), ("status",)])
+def test_a_full_disk_is_one_line_and_closed_output_none(lasting: Field, tmp_path: Path, words: tuple[str, ...]) -> None:
+    def end(output: IO[str]) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "deploy.cli", *words],
+            cwd=tmp_path,
+            env={**worker_environment(lasting.settings), "NO_COLOR": "1"},
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        return done.returncode, done.stderr
+
+    with Path("/dev/full").open("w") as full:
+        text = "error: cannot write the output: No space left on device; make room, or write elsewhere\n"
+        assert end(full) == (ExitCode.FAILED, text)
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        assert end(closed) == (ExitCode.OUTPUT_CLOSED, "")
 
 
 def test_every_creation_carries_tag_and_key_and_counters_equal_the_sum_over_receipts(lasting: Field) -> None:

@@ -52,6 +52,7 @@ def test_what_is_set_wins_over_the_settings_until_reset(monkeypatch: pytest.Monk
     seen = shown("--concurrency", "7", "--rate", "2.5")
     assert (seen["concurrency_configured"], seen["rate_configured"], seen["plan"]) == (7, 2.5, "hobby")
     assert "7 (set here)" in text()
+    assert shown("--rate", "0.001")["rate_effective"] == 0.001
     assert shown("--rate", "0")["rate_effective"] == 0
     seen = shown("--reset")
     assert (seen["concurrency_configured"], seen["rate_configured"], seen["rate_set_live"]) == (20, 1, False)
@@ -75,7 +76,17 @@ def test_it_shows_who_holds_and_what_was_refused(farm: Farm) -> None:
     end(farm, *held)
 
 
-@pytest.mark.parametrize("words", [("--concurrency", "0"), ("--rate", "-1"), ("--rate", "20000"), ("--rate", "nan")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--concurrency", "0"),
+        ("--rate", "-1"),
+        ("--rate", "20000"),
+        ("--rate", "nan"),
+        ("--rate", "1e-300"),
+        ("--rate", "0.0009"),
+    ],
+)
 def test_a_value_that_no_setting_could_have_is_refused_and_changes_nothing(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(build(), ["limits", *words])
     assert isinstance(done.exception, SettingsError)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from deploy.embedded import EmbeddedRedis
-from orchestrator.errors import CapacityError, EpisodeAborted, FarmError, RedisUnavailable
+from orchestrator.episodes import Episode
+from orchestrator.errors import CapacityError, EpisodeAborted, FarmError, ReceiptOverdue, RedisUnavailable
 from orchestrator.farm import open_farm
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool
@@ -47,6 +50,45 @@ def test_submitting_the_same_id_again_is_the_same_episode(pool: Pool, redis: Red
         assert pool.submit(TASK, policy=SCRIPT, episode_id="e-mine").episode_id == "e-mine"
     assert redis.llen("rq:queue:episodes") == 1
     assert pool.submitted == ["e-mine"]
+
+
+def test_threads_that_submit_the_same_id_get_the_same_handle(pool: Pool, redis: Redis) -> None:
+    start = threading.Barrier(8)
+
+    def submit(_: int) -> Episode:
+        start.wait(10)
+        return pool.submit(TASK, policy=SCRIPT, episode_id="e-mine")
+
+    with ThreadPoolExecutor(8) as threads:
+        handles = list(threads.map(submit, range(8)))
+    assert len({id(handle) for handle in handles}) == 1
+    assert redis.llen("rq:queue:episodes") == 1
+    assert pool.submitted == ["e-mine"]
+
+
+def test_episodes_are_waited_for_while_other_threads_submit_and_forget(pool: Pool) -> None:
+    kept = [pool.submit(TASK, policy=SCRIPT) for _ in range(200)]
+    over = threading.Event()
+
+    def churn() -> None:
+        while not over.is_set():
+            pool.forget(kept[0])
+            pool.submit(TASK, policy=SCRIPT, episode_id=kept[0].episode_id)
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            churning = threads.submit(churn)
+            try:
+                for _ in range(200):
+                    with pytest.raises(ReceiptOverdue):
+                        next(pool.as_completed(timeout_seconds=0.0001))
+            finally:
+                over.set()
+            churning.result(30)
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def test_capacity_is_what_could_be_admitted_now(pool: Pool, slot: TinySlot) -> None:
@@ -114,6 +156,12 @@ def test_what_a_batch_did_not_use_is_given_back_when_its_block_ends(pool: Pool, 
 @pytest.mark.parametrize("count", [0, -1])
 def test_a_batch_of_nothing_is_refused(pool: Pool, count: int) -> None:
     with pytest.raises(CapacityError):
+        pool.reserve(count)
+
+
+@pytest.mark.parametrize("count", [1.5, "3", None])
+def test_a_batch_is_a_whole_number(pool: Pool, count: Any) -> None:
+    with pytest.raises(CapacityError, match=f"whole number of episodes, got {count!r}"):
         pool.reserve(count)
 
 
@@ -262,3 +310,27 @@ def test_budgets_that_would_have_to_grow_past_their_bound_are_refused(pool: Pool
     with pytest.raises(FarmError, match="verifier_lifetime_seconds"):
         pool.submit(TASK, policy=SCRIPT, budgets=budgets)
     assert pool.ledger.open_episodes() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        ("weekly-sales", r"load_builtin\('weekly-sales'\)"),
+        ("mine.jsonl", r"load_tasks\('mine.jsonl'\)"),
+        ({"id": "mine"}, "parse_task"),
+        (None, "load_builtin"),
+    ],
+)
+def test_what_is_no_task_is_refused_with_the_way_to_one(pool: Pool, given: Any, way: str) -> None:
+    with pytest.raises(FarmError, match=f"pass a Task: .*{way}"):
+        pool.submit(given)
+    assert pool.ledger.open_episodes() == []
+
+
+@pytest.mark.parametrize("run_id", ["Bad Run", "", "é", "r" * 65, "run-1\n", 5])
+def test_a_run_that_cannot_be_is_refused_before_anything_is_written(
+    settings: Settings, redis: Redis, run_id: Any
+) -> None:
+    with pytest.raises(FarmError, match="1 to 64 of a-z, 0-9 and '-'"):
+        Pool(settings, run_id=run_id, budget_usd=1)
+    assert redis.dbsize() == 0

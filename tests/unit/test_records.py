@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
+from orchestrator.records import EpisodeSpec, Receipt, Script, SettledReceipt
 from orchestrator.vocabulary import Drive, Outcome, Role, allocation_id
 from tests.support.truth import a_receipt, a_spec
 
@@ -42,6 +42,13 @@ def test_a_wrong_spec_is_refused(changes: dict[str, Any]) -> None:
 def test_the_longest_episode_id_leaves_room_for_its_allocations() -> None:
     spec = a_spec("e" * 48)
     assert len(allocation_id(spec.episode_id, 9999, Role.VERIFIER)) <= 64
+
+
+@pytest.mark.parametrize("wrong", [{"commands": ("true", "echo \ud800")}, {"name": "\udfff"}])
+def test_a_script_that_no_message_could_carry_is_refused_when_it_is_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="lone surrogate, which UTF-8 cannot carry"):
+        Script(**wrong)
+    assert Script(commands=("echo \N{GRINNING FACE}",)).commands == ("echo \N{GRINNING FACE}",)
 
 
 def test_a_remote_episode_needs_its_trainer() -> None:

@@ -61,6 +61,7 @@ def test_an_override_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) 
         ("FARM_CONCURRENCY_LIMIT", "many"),
         ("FARM_CREATION_RATE", "inf"),
         ("FARM_CREATION_RATE", "-1"),
+        ("FARM_CREATION_RATE", "1e-300"),
         ("FARM_PLAN", "enterprise"),
         ("FARM_LOG_LEVEL", "loud"),
         ("FARM_LEASE_LOST_SECONDS", "nan"),
@@ -150,6 +151,26 @@ def test_a_misspelt_name_is_told_with_the_nearest_one() -> None:
         "FARM_CONCURENCY_LIMIT is no setting of the farm; did you mean FARM_CONCURRENCY_LIMIT?",
         "FARM_XYZZY is no setting of the farm",
     ]
+
+
+def test_a_misspelt_budget_is_told_with_the_nearest_budget_or_with_all() -> None:
+    near, none = unknown_variables(["FARM_BUDGETS__COMAND_SECONDS", "FARM_BUDGETS__NOPE"])
+    assert near.endswith("did you mean FARM_BUDGETS__COMMAND_SECONDS?")
+    assert "after FARM_BUDGETS__ goes one of ADMISSION_SECONDS, " in none
+    assert "CLEANUP_SECONDS" in none
+
+
+def test_a_misspelt_budget_in_dotenv_is_told_with_the_nearest_one() -> None:
+    Path(".env").write_text("FARM_BUDGETS__COMAND_SECONDS=3\n")
+    with pytest.raises(SettingsError, match="did you mean FARM_BUDGETS__COMMAND_SECONDS"):
+        load_settings()
+
+
+def test_a_dotenv_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes("FARM_QUEUE=n\u00e4chte\n".encode("latin-1"))
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert str(caught.value) == f"{tmp_path / '.env'}: is not UTF-8 (byte 12); save it as UTF-8, or remove it"
 
 
 def test_receipts_are_kept_for_thirty_days_by_default() -> None:

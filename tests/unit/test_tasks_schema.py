@@ -115,6 +115,7 @@ def test_held_out_file_cannot_replace_the_submitted_artifact() -> None:
         ({"template": ""}, "template"),
         ({"schema_version": 2}, "schema_version"),
         ({"scripts": {"fix": ["true", ""]}}, "scripts.fix[1]"),
+        ({"scripts": {"fix": ["true", "echo \ud800"]}}, "scripts.fix[1]"),
         ({"scripts": {"fix": "true"}}, "scripts.fix"),
         ({"budgets": {"command_seconds": 0}}, "budgets.command_seconds"),
         ({"budgets": {"command_seconds": True}}, "budgets.command_seconds"),
