@@ -70,7 +70,7 @@ def json_line(settled: SettledReceipt) -> str:
 
 def summary(receipts: Sequence[SettledReceipt]) -> Table:
     """One row a receipt."""
-    table = Table(title="receipts")
+    table = Table(title="receipts", box=None, padding=(0, 1))  # as wide as 80 columns allow
     table.add_column("episode", no_wrap=True)
     table.add_column("task", max_width=12)
     table.add_column("outcome", min_width=12)
