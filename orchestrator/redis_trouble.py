@@ -1,0 +1,111 @@
+"""What a failure of Redis means, in words: what is wrong, and what to do about it. Shows no secret."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError
+from redis.sentinel import MasterNotFoundError
+
+from orchestrator.redis_address import without_password
+
+_WANTS_OURS = (
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE",
+    "SSLV3_ALERT_BAD_CERTIFICATE",
+    "TLSV1_ALERT_UNKNOWN_CA",
+)
+"""What a server says to a client whose certificate is missing or not its authority's."""
+
+_OTHER_HOST = (62, 64)
+"""OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What is wrong, and what to do; as text, one after the other."""
+
+    wrong: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"{self.wrong}; {self.mend}"
+
+
+def diagnose(error: BaseException, url: str = "") -> Trouble:
+    """What this failure of Redis, at `url` where that is known, is about."""
+    text, where = without_password(str(error)), f" at {without_password(url)}" if url else ""
+    for cause in _causes(error):
+        match cause:
+            case MasterNotFoundError():
+                return _no_primary(without_password(str(cause)), where)
+            case ssl.SSLError():
+                return _no_tls(cause, where)
+            case NoPermissionError():
+                return Trouble(
+                    f"the user of REDIS_URL lacks a right{where} ({text})",
+                    "give it the rules of deploy/redis/users.acl, and +select for a database other than 0",
+                )
+            case AuthenticationError():
+                return Trouble(
+                    f"Redis{where} refuses user or password ({text})",
+                    "correct them in REDIS_URL, percent-encoded: redis://user:password@host:6379/0",
+                )
+            case ReadOnlyError():
+                return Trouble(
+                    f"Redis{where} is a replica and takes no writes",
+                    "point REDIS_URL at the primary, or at Sentinels: redis+sentinel://host:26379/mymaster",
+                )
+    if not where:
+        return Trouble(text, "see that Redis runs and can be reached")
+    return Trouble(
+        f"no Redis{where} ({text})", "start one, or correct REDIS_URL, or unset it to use the embedded server"
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what led to it: redis-py's own errors tell some of it in text only."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _no_primary(text: str, where: str) -> Trouble:
+    if " : " in text:  # after it redis-py lists the Sentinels that did not answer
+        return Trouble(
+            f"no Sentinel{where} names a primary ({text})",
+            "see that the Sentinels run, and that REDIS_URL has their ports, their TLS and sentinel_password",
+        )
+    return Trouble(
+        f"the Sentinels{where} know no healthy primary of that name ({text})",
+        "correct the name in REDIS_URL, or wait for the failover: redis-cli -p 26379 sentinel masters",
+    )
+
+
+def _no_tls(error: ssl.SSLError, where: str) -> Trouble:
+    reason = error.reason or str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OTHER_HOST:
+            return Trouble(
+                f"the certificate of Redis{where} is not for this host ({error.verify_message})",
+                "write the host into REDIS_URL as the certificate has it, or have one issued for that name",
+            )
+        return Trouble(
+            f"the certificate of Redis{where} is not trusted ({error.verify_message})",
+            "set FARM_REDIS_CA_FILE to the PEM file of the authority that signed it",
+        )
+    if reason == "WRONG_VERSION_NUMBER":
+        return Trouble(f"Redis{where} does not speak TLS", "begin REDIS_URL with redis://, or name its TLS port")
+    if reason in _WANTS_OURS:
+        return Trouble(
+            f"Redis{where} does not accept our certificate, or asks for one ({reason})",
+            "set FARM_REDIS_CERTIFICATE_FILE and FARM_REDIS_KEY_FILE to what its authority signed",
+        )
+    return Trouble(
+        f"TLS with Redis{where} failed ({reason})",
+        "see that FARM_REDIS_CA_FILE, FARM_REDIS_CERTIFICATE_FILE and FARM_REDIS_KEY_FILE are PEM files, and that "
+        "key and certificate belong together",
+    )
