@@ -22,6 +22,9 @@ _WANTS_OURS = (
 _OTHER_HOST = (62, 64)
 """OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 
+_HUNG_UP = ("Connection closed by server", "Connection reset by peer", "Broken pipe")
+"""redis-py's words for a server that did not like the first bytes, or that misses our certificate."""
+
 
 @dataclass(frozen=True)
 class Trouble:
@@ -58,6 +61,12 @@ def diagnose(error: BaseException, url: str = "") -> Trouble:
                     f"Redis{where} is a replica and takes no writes",
                     "point REDIS_URL at the primary, or at Sentinels: redis+sentinel://host:26379/mymaster",
                 )
+    if url and any(sign in text for sign in _HUNG_UP):
+        return Trouble(f"Redis{where} hung up at once ({text})", _other_tls(url))
+    if url.startswith("rediss") and text.startswith("Timeout"):
+        return Trouble(
+            f"no Redis with TLS{where} ({text})", "start one, or begin REDIS_URL with redis:// if it has no TLS"
+        )
     if not where:
         return Trouble(text, "see that Redis runs and can be reached")
     return Trouble(
@@ -83,6 +92,12 @@ def _no_primary(text: str, where: str) -> Trouble:
         f"the Sentinels{where} know no healthy primary of that name ({text})",
         "correct the name in REDIS_URL, or wait for the failover: redis-cli -p 26379 sentinel masters",
     )
+
+
+def _other_tls(url: str) -> str:
+    if url.startswith("rediss"):
+        return "set FARM_REDIS_CERTIFICATE_FILE and FARM_REDIS_KEY_FILE if it asks for a certificate of ours"
+    return "begin REDIS_URL with rediss:// if this is its TLS port"
 
 
 def _no_tls(error: ssl.SSLError, where: str) -> Trouble:
