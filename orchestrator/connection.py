@@ -14,6 +14,7 @@ server behind our back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -25,7 +26,13 @@ from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, Respon
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 from orchestrator.errors import RedisUnavailable
 from orchestrator.redis_address import RedisAddress, parse_address
@@ -42,6 +49,13 @@ SILENT_SECONDS = 15
 
 _SENTINEL_SECONDS = 2.0
 """Sentinels are asked one after another; one that is silent for longer is passed over."""
+
+_RECHECK_SECONDS = 1.0
+_SENTINELS_AWAY_SECONDS = 30.0
+"""How often a living connection asks them; less often while none of them answers."""
+
+_NO_PRIMARY = ("UNBLOCKED", "NOREPLICAS")
+"""What a server says that is demoted while we wait, or that has lost its replicas (min-replicas-to-write)."""
 
 _TRANSIENT = [RedisConnectionError, RedisTimeoutError, BusyLoadingError, ReadOnlyError]
 
@@ -126,7 +140,7 @@ def _pool(address: RedisAddress, options: dict[str, Any], tls: dict[str, Any]) -
         host, port = address.nodes[0]
         return ConnectionPool(connection_class=kind, host=host, port=port, **options)
     seconds = min(_SENTINEL_SECONDS, options["socket_timeout"])
-    sentinels = Sentinel(  # type: ignore[no-untyped-call]
+    sentinels = _Sentinels(  # type: ignore[no-untyped-call]
         address.nodes,
         sentinel_kwargs={
             **address.sentinel_credentials,
@@ -143,22 +157,65 @@ def _pool(address: RedisAddress, options: dict[str, Any], tls: dict[str, Any]) -
     )
 
 
-class _Demotion(SentinelManagedConnection):
-    """Takes what a server says to a blocked client as it is demoted for what it is: the end of the connection."""
+class _Sentinels(Sentinel):
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Where the primary is; when none of us answers, the error's cause says why, which redis-py keeps as text."""
+        try:
+            found: tuple[str, int] = super().discover_master(service_name)  # type: ignore[no-untyped-call]
+        except MasterNotFoundError as error:
+            try:
+                self.sentinels[0].ping()
+            except RedisError as cause:
+                raise error from cause
+            raise
+        return found
+
+
+class _ToPrimary(SentinelManagedConnection):
+    """Goes where the Sentinels point, and takes its server's demotion for a lost connection.
+
+    A primary that is replaced while it lives goes on taking writes for some ten seconds, which are lost then. So a
+    connection in use asks the Sentinels again every second.
+    """
+
+    _ask_again = 0.0
+
+    def send_packed_command(self, *args: Any, **options: Any) -> None:
+        """Send it to the primary; redis-py alone would reconnect to the server that was lost, again and again."""
+        if self.is_connected and time.monotonic() > self._ask_again:
+            self._leave_if_replaced()
+        if not self.is_connected:
+            self._ask_again = time.monotonic() + _RECHECK_SECONDS
+            self.connect()  # type: ignore[no-untyped-call]
+        super().send_packed_command(*args, **options)  # type: ignore[no-untyped-call]
 
     def read_response(self, *args: Any, **options: Any) -> Any:
+        """The answer; that we were blocked on a server while it was demoted is none, nor that it has no replica."""
+        # Redis-py disconnects after an error, but not with Sentinels: there a read that a signal ends would leave its
+        # answer to the next command.
+        options.setdefault("disconnect_on_error", True)
         try:
             return super().read_response(*args, **options)
         except ResponseError as error:
-            if error.status_code != "UNBLOCKED":
+            if error.status_code not in _NO_PRIMARY:
                 raise
             self.disconnect()  # type: ignore[no-untyped-call]
-            raise RedisConnectionError("the primary was demoted while it was waited for") from error
+            raise RedisConnectionError(f"no primary any more: {error}") from error
+
+    def _leave_if_replaced(self) -> None:
+        self._ask_again = time.monotonic() + _SENTINELS_AWAY_SECONDS
+        try:
+            primary = self.connection_pool.get_master_address()
+        except RedisError:
+            return
+        self._ask_again = time.monotonic() + _RECHECK_SECONDS
+        if primary != (self.host, self.port):
+            self.disconnect()  # type: ignore[no-untyped-call]
 
 
-class _PrimaryConnection(_Demotion):
+class _PrimaryConnection(_ToPrimary):
     pass
 
 
-class _PrimarySSLConnection(_Demotion, SentinelManagedSSLConnection):
+class _PrimarySSLConnection(_ToPrimary, SentinelManagedSSLConnection):
     pass

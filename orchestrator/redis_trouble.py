@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError
@@ -40,27 +40,27 @@ class Trouble:
 def diagnose(error: BaseException, url: str = "") -> Trouble:
     """What this failure of Redis, at `url` where that is known, is about."""
     text, where = without_password(str(error)), f" at {without_password(url)}" if url else ""
-    for cause in _causes(error):
-        match cause:
-            case MasterNotFoundError():
-                return _no_primary(without_password(str(cause)), where)
-            case ssl.SSLError():
-                return _no_tls(cause, where)
-            case NoPermissionError():
-                return Trouble(
-                    f"the user of REDIS_URL lacks a right{where} ({text})",
-                    "give it the rules of deploy/redis/users.acl, and +select for a database other than 0",
-                )
-            case AuthenticationError():
-                return Trouble(
-                    f"Redis{where} refuses user or password ({text})",
-                    "correct them in REDIS_URL, percent-encoded: redis://user:password@host:6379/0",
-                )
-            case ReadOnlyError():
-                return Trouble(
-                    f"Redis{where} is a replica and takes no writes",
-                    "point REDIS_URL at the primary, or at Sentinels: redis+sentinel://host:26379/mymaster",
-                )
+    causes = list(_causes(error))
+    secured = next((cause for cause in causes if isinstance(cause, ssl.SSLError)), None)
+    if secured is not None:
+        return _no_tls(secured, where)
+    if isinstance(error, MasterNotFoundError):
+        return _no_primary(error, causes[1:], where)
+    if isinstance(error, NoPermissionError):
+        return Trouble(
+            f"the user of REDIS_URL lacks a right{where} ({text})",
+            "give it the rules of deploy/redis/users.acl, and +select for a database other than 0",
+        )
+    if isinstance(error, AuthenticationError):
+        return Trouble(
+            f"Redis{where} refuses user or password ({text})",
+            "correct them in REDIS_URL, percent-encoded: redis://user:password@host:6379/0",
+        )
+    if isinstance(error, ReadOnlyError):
+        return Trouble(
+            f"Redis{where} is a replica and takes no writes",
+            "point REDIS_URL at the primary, or at Sentinels: redis+sentinel://host:26379/mymaster",
+        )
     if url and any(sign in text for sign in _HUNG_UP):
         return Trouble(f"Redis{where} hung up at once ({text})", _other_tls(url))
     if url.startswith("rediss") and text.startswith("Timeout"):
@@ -82,11 +82,17 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__ or found.__context__
 
 
-def _no_primary(text: str, where: str) -> Trouble:
+def _no_primary(error: BaseException, causes: Sequence[BaseException], where: str) -> Trouble:
+    text = without_password(str(error))
+    if any(isinstance(cause, AuthenticationError) for cause in causes):
+        return Trouble(
+            f"the Sentinels{where} refuse us ({text})",
+            "add ?sentinel_password=... to REDIS_URL, and sentinel_username=... where they have users",
+        )
     if " : " in text:  # after it redis-py lists the Sentinels that did not answer
         return Trouble(
-            f"no Sentinel{where} names a primary ({text})",
-            "see that the Sentinels run, and that REDIS_URL has their ports, their TLS and sentinel_password",
+            f"no Sentinel{where} answers ({text})",
+            "see that the Sentinels run, and that REDIS_URL has their hosts, their ports and their TLS",
         )
     return Trouble(
         f"the Sentinels{where} know no healthy primary of that name ({text})",
