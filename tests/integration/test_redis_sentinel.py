@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from orchestrator.connection import client
 from orchestrator.errors import RedisUnavailable
@@ -114,6 +115,19 @@ def test_a_connection_in_use_leaves_a_primary_that_was_replaced_while_it_lives(r
             wait_until(arrives, description="writes go to the new primary", seconds=5)
         with old.client() as left:
             assert left.role()[0] == "master", "it was demoted: this shows nothing"
+
+
+def test_a_primary_without_its_replicas_is_an_outage_that_passes(replicated: Replicated) -> None:
+    primary = replicated.primary()
+    with primary.client() as redis, client(farm_settings(replicated.url)) as ours:
+        redis.config_set("min-replicas-to-write", 2)
+        with client(farm_settings(replicated.url), patient=False) as impatient:
+            with pytest.raises(RedisConnectionError, match="NOREPLICAS"):
+                impatient.set("written", 1)
+        later = threading.Timer(1.0, redis.config_set, ["min-replicas-to-write", 0])
+        later.start()
+        assert ours.set("written", 2)
+        later.join()
 
 
 def unavailable(url: str) -> str:
