@@ -103,7 +103,8 @@ def _no_primary(error: BaseException, causes: Sequence[BaseException], where: st
 def _other_tls(url: str) -> str:
     if url.startswith("rediss"):
         return "set FARM_REDIS_CERTIFICATE_FILE and FARM_REDIS_KEY_FILE if it asks for a certificate of ours"
-    return "begin REDIS_URL with rediss:// if this is its TLS port"
+    scheme = "rediss+sentinel" if url.startswith("redis+sentinel") else "rediss"
+    return f"begin REDIS_URL with {scheme}:// if this is its TLS port"
 
 
 def _no_tls(error: ssl.SSLError, where: str) -> Trouble:
@@ -120,7 +121,7 @@ def _no_tls(error: ssl.SSLError, where: str) -> Trouble:
         )
     if reason == "WRONG_VERSION_NUMBER":
         return Trouble(f"Redis{where} does not speak TLS", "begin REDIS_URL with redis://, or name its TLS port")
-    if reason in _WANTS_OURS:
+    if reason in _WANTS_OURS or isinstance(error, ssl.SSLEOFError):
         return Trouble(
             f"Redis{where} does not accept our certificate, or asks for one ({reason})",
             "set FARM_REDIS_CERTIFICATE_FILE and FARM_REDIS_KEY_FILE to what its authority signed",
