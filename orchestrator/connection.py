@@ -112,7 +112,7 @@ def redis_border(method: Callable[P, T]) -> Callable[P, T]:
         except RedisError as error:
             raise RedisUnavailable(
                 f"Redis failed on the way: {diagnose(error)}; nothing submitted is lost while its data is kept: ask "
-                "again then"
+                "again when it is back"
             ) from error
 
     return translated
