@@ -38,6 +38,7 @@ from deploy.commands import (
 from deploy.exit_codes import ExitCode, exit_code
 from deploy.terminal import errors, print_error, safe
 from orchestrator.errors import FarmError
+from orchestrator.redis_trouble import diagnose
 from orchestrator.settings import unknown_variables
 
 GROUPS = (
@@ -97,7 +98,7 @@ def main() -> None:
         print_error(str(error))
         sys.exit(exit_code(error))
     except RedisError as error:
-        print_error(f"Redis failed on the way: {error}; see that it runs, then look at: rollout-farm status")
+        print_error(f"Redis failed on the way: {diagnose(error)}; then look at: rollout-farm status")
         sys.exit(ExitCode.REDIS)
     except BrokenPipeError:
         _leave_the_output(ExitCode.OUTPUT_CLOSED)

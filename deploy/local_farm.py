@@ -19,7 +19,7 @@ from deploy.embedded.children import end, last_lines, leashed, spawn
 from deploy.exit_codes import child_error
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm, open_farm
-from orchestrator.settings import Settings
+from orchestrator.settings import REDIS_TLS_FILES, Settings
 
 _READY_SECONDS = 60.0
 """For workers to import everything and report; 2 to 4 s is usual on two idle cores."""
@@ -80,6 +80,9 @@ class LocalFarm:
         """The environment of a process that works for this farm: ours, and where its Redis and its sandboxes are."""
         settings = self.settings
         environment = {**os.environ, "REDIS_URL": settings.redis_url or ""}
+        for name in REDIS_TLS_FILES:
+            if (path := getattr(settings, name)) is not None:
+                environment[f"FARM_{name.upper()}"] = str(path)
         if settings.e2b_api_key is not None:
             environment["E2B_API_KEY"] = settings.e2b_api_key.get_secret_value()
         if settings.e2b_api_url is not None:

@@ -6,23 +6,38 @@ then the error reaches the caller. Two writes are not of that kind, and err on t
 creates nothing has no id and may be counted twice (`report_limited`), entries of a transcript may stand there twice.
 What is done again in a moment anyway (heartbeats, rounds, farewells) takes an impatient client: one attempt, so that
 an outage is seen when it is there.
+
+With Sentinels every new connection asks them who the primary is, so that the same retry crosses a failover: a server
+that is gone, read-only or was just demoted is an outage like any other. So it is where an address moves to another
+server behind our back.
 """
 
 from __future__ import annotations
 
-import re
+import time
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
-from redis.exceptions import BusyLoadingError, RedisError
+from redis.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
+from redis.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 from orchestrator.errors import RedisUnavailable
+from orchestrator.redis_address import RedisAddress, parse_address
+from orchestrator.redis_trouble import diagnose
+from orchestrator.settings import Settings
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,49 +47,59 @@ BLOCK_SECONDS = 5
 
 SILENT_SECONDS = 15
 
+_SENTINEL_SECONDS = 2.0
+"""Sentinels are asked one after another; one that is silent for longer is passed over."""
 
-def require_answer(url: str) -> None:
+_RECHECK_SECONDS = 1.0
+_SENTINELS_AWAY_SECONDS = 30.0
+"""How often a living connection asks them; less often while none of them answers."""
+
+_NO_PRIMARY = ("UNBLOCKED", "NOREPLICAS")
+"""What a server says that is demoted while we wait, or that has lost its replicas (min-replicas-to-write)."""
+
+_TRANSIENT = [RedisConnectionError, RedisTimeoutError, BusyLoadingError, ReadOnlyError]
+
+
+def require_answer(settings: Settings) -> None:
     """Raise RedisUnavailable at once when the farm's Redis cannot be reached or refuses us."""
     try:
-        with Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3, retry=_once()) as first:
+        with client(settings, patient=False, answer_seconds=3) as first:
             first.ping()
-    except (RedisError, ValueError, OSError) as error:
-        raise RedisUnavailable(
-            f"no Redis at {without_password(url)} ({without_password(str(error))}); start one, or correct REDIS_URL, "
-            "or unset it to use the embedded server"
-        ) from error
+    except (RedisError, OSError) as error:
+        raise RedisUnavailable(str(diagnose(error, settings.redis_url or ""))) from error
 
 
-def client(url: str, *, text: bool = True, patient: bool = True, answer_seconds: float = SILENT_SECONDS) -> Redis:
+def client(
+    settings: Settings, *, text: bool = True, patient: bool = True, answer_seconds: float = SILENT_SECONDS
+) -> Redis:
     """A client of the farm's Redis; `text=False` is what RQ needs. Makes no request, so it may precede a fork.
 
-    Raises RedisUnavailable when `url` is not the address of a Redis.
+    Raises RedisUnavailable when REDIS_URL is not the address of a Redis.
     """
-    keepalive = {} if url.startswith("unix:") else {"socket_keepalive": True}
     try:
-        return Redis.from_url(
-            url,
-            decode_responses=text,
-            socket_connect_timeout=min(5, answer_seconds),
-            socket_timeout=answer_seconds,
-            retry=Retry(ExponentialWithJitterBackoff(base=0.05, cap=2), 9) if patient else _once(),
-            retry_on_error=[RedisConnectionError, RedisTimeoutError, BusyLoadingError] if patient else [],
-            driver_info=None,  # finding out its own version costs redis-py 4 ms a connection
-            **keepalive,
-        )
+        address = parse_address(settings.redis_url or "")
     except ValueError as error:
         raise RedisUnavailable(
-            f"REDIS_URL is not the address of a Redis ({error}); write it like redis://127.0.0.1:6379/0"
-        ) from error
+            f"REDIS_URL is not the address of a Redis: {error}; correct it: REDIS_URL=redis://user:password@host:6379/0"
+        ) from None
+    tls = {**_tls_files(settings), **address.tls_options} if address.tls else {}
+    options = {
+        **address.credentials,
+        **tls,
+        "db": address.db,
+        "decode_responses": text,
+        "socket_connect_timeout": min(5, answer_seconds),
+        "socket_timeout": answer_seconds,
+        "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=2), 9) if patient else _once(),
+        "retry_on_error": _TRANSIENT if patient else [],
+        "driver_info": None,  # finding out its own version costs redis-py 4 ms a connection
+    }
+    return Redis.from_pool(_pool(address, options, tls))
 
 
 def make_impatient(redis: Redis) -> None:
     """From here on this client makes one attempt a call: its process is leaving."""
     redis.set_retry(_once())
-
-
-def _once() -> Retry:
-    return Retry(NoBackoff(), 0)
 
 
 def redis_border(method: Callable[P, T]) -> Callable[P, T]:
@@ -86,14 +111,111 @@ def redis_border(method: Callable[P, T]) -> Callable[P, T]:
             return method(*args, **kwargs)
         except RedisError as error:
             raise RedisUnavailable(
-                f"Redis failed on the way: {without_password(str(error))}; nothing submitted is lost while its data is "
-                "kept: ask again when it is back"
+                f"Redis failed on the way: {diagnose(error)}; nothing submitted is lost while its data is kept: ask "
+                "again when it is back"
             ) from error
 
     return translated
 
 
-def without_password(text: str) -> str:
-    """`text` with the password of every URL in it hidden."""
-    hidden = re.sub(r"(://[^:/@\s]*:)\S*@", r"\1***@", text)
-    return re.sub(r"([?&]password=)[^&\s]*", r"\1***", hidden)
+def _once() -> Retry:
+    return Retry(NoBackoff(), 0)
+
+
+def _tls_files(settings: Settings) -> dict[str, str]:
+    files = {
+        "ssl_ca_certs": settings.redis_ca_file,
+        "ssl_certfile": settings.redis_certificate_file,
+        "ssl_keyfile": settings.redis_key_file,
+    }
+    return {name: str(path) for name, path in files.items() if path is not None}
+
+
+def _pool(address: RedisAddress, options: dict[str, Any], tls: dict[str, Any]) -> ConnectionPool:
+    if address.path:
+        return ConnectionPool(connection_class=UnixDomainSocketConnection, path=address.path, **options)
+    options["socket_keepalive"] = True
+    if not address.master:
+        kind: type[AbstractConnection] = SSLConnection if address.tls else Connection
+        host, port = address.nodes[0]
+        return ConnectionPool(connection_class=kind, host=host, port=port, **options)
+    seconds = min(_SENTINEL_SECONDS, options["socket_timeout"])
+    sentinels = _Sentinels(  # type: ignore[no-untyped-call]
+        address.nodes,
+        sentinel_kwargs={
+            **address.sentinel_credentials,
+            **({"ssl": True, **tls} if address.tls else {}),
+            "socket_connect_timeout": seconds,
+            "socket_timeout": seconds,
+            "retry": _once(),
+            "decode_responses": True,
+        },
+    )
+    managed = _PrimarySSLConnection if address.tls else _PrimaryConnection
+    return SentinelConnectionPool(  # type: ignore[no-untyped-call]
+        address.master, sentinels, connection_class=managed, **options
+    )
+
+
+class _Sentinels(Sentinel):
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Where the primary is; when none of us answers, the error's cause says why, which redis-py keeps as text."""
+        try:
+            found: tuple[str, int] = super().discover_master(service_name)  # type: ignore[no-untyped-call]
+        except MasterNotFoundError as error:
+            try:
+                self.sentinels[0].ping()
+            except RedisError as cause:
+                raise error from cause
+            raise
+        return found
+
+
+class _ToPrimary(SentinelManagedConnection):
+    """Goes where the Sentinels point, and takes its server's demotion for a lost connection.
+
+    A primary that is replaced while it lives goes on taking writes for some ten seconds, which are lost then. So a
+    connection in use asks the Sentinels again every second.
+    """
+
+    _ask_again = 0.0
+
+    def send_packed_command(self, *args: Any, **options: Any) -> None:
+        """Send it to the primary; redis-py alone would reconnect to the server that was lost, again and again."""
+        if self.is_connected and time.monotonic() > self._ask_again:
+            self._leave_if_replaced()
+        if not self.is_connected:
+            self._ask_again = time.monotonic() + _RECHECK_SECONDS
+            self.connect()  # type: ignore[no-untyped-call]
+        super().send_packed_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        """The answer; that we were blocked on a server while it was demoted is none, nor that it has no replica."""
+        # Redis-py disconnects after an error, but not with Sentinels: there a read that a signal ends would leave its
+        # answer to the next command.
+        options.setdefault("disconnect_on_error", True)
+        try:
+            return super().read_response(*args, **options)
+        except ResponseError as error:
+            if not str(error).startswith(_NO_PRIMARY):  # a code that redis-py does not know stays in the text
+                raise
+            self.disconnect()  # type: ignore[no-untyped-call]
+            raise RedisConnectionError(f"no primary any more: {error}") from error
+
+    def _leave_if_replaced(self) -> None:
+        self._ask_again = time.monotonic() + _SENTINELS_AWAY_SECONDS
+        try:
+            primary = self.connection_pool.get_master_address()
+        except RedisError:
+            return
+        self._ask_again = time.monotonic() + _RECHECK_SECONDS
+        if primary != (self.host, self.port):
+            self.disconnect()  # type: ignore[no-untyped-call]
+
+
+class _PrimaryConnection(_ToPrimary):
+    pass
+
+
+class _PrimarySSLConnection(_ToPrimary, SentinelManagedSSLConnection):
+    pass

@@ -40,7 +40,7 @@ def open_farm(settings: Settings, *, patient: bool = True, answer_seconds: float
     """
     if settings.redis_url is None:
         raise RedisUnavailable("REDIS_URL is not set; set it, or use the embedded stack (rollout-farm up)")
-    redis = client(settings.redis_url, patient=patient, answer_seconds=answer_seconds)
+    redis = client(settings, patient=patient, answer_seconds=answer_seconds)
     retention = settings.receipt_retention_seconds
     rates = settings.rates()
     concurrency, rate = settings.limits()
@@ -58,7 +58,5 @@ def open_farm(settings: Settings, *, patient: bool = True, answer_seconds: float
         presence=Presence(
             redis, slot_seconds=settings.lease_lost_seconds, trainer_seconds=settings.trainer_lost_seconds
         ),
-        queue=JobQueue(
-            client(settings.redis_url, text=False, patient=patient, answer_seconds=answer_seconds), settings.queue
-        ),
+        queue=JobQueue(client(settings, text=False, patient=patient, answer_seconds=answer_seconds), settings.queue),
     )

@@ -5,7 +5,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | key                       | type   | holds                                            | written by        | life |
 |---------------------------|--------|--------------------------------------------------|-------------------|------|
 | farm:tag                  | string | the farm's random tag, metadata of its sandboxes | first user        | for ever: identity |
-| farm:token                | string | counter of fencing tokens                        | take/seize lease  | for ever: must not repeat |
+| farm:token                | string | the newest fencing token                         | take/seize lease  | for ever: must not repeat |
 | farm:episode:<e>          | hash   | row: state, spec, job, attempt, token, run, group | ledger            | open: none (must not be lost); final: retention |
 | farm:open                 | zset   | open episode -> queued at                        | ledger            | empties itself |
 | farm:leases               | zset   | leased episode -> lease ends at                  | ledger            | empties itself |

@@ -81,7 +81,7 @@ class Pool:
         self.trainer_id = f"trainer-{secrets.token_hex(6)}"
         self.settings = settings
         farm = open_farm(settings)
-        require_answer(settings.redis_url or "")
+        require_answer(settings)
         self.redis, self.ledger = farm.redis, farm.ledger
         self._limiter, self._queue, self._presence = farm.limiter, farm.queue, farm.presence
         self._budget = farm.budget

@@ -18,6 +18,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    FilePath,
     SecretStr,
     ValidationError,
     model_validator,
@@ -51,6 +52,9 @@ def _not_endless(rate: float) -> float:
 
 CreationRate = Annotated[float, Field(ge=0, le=HIGHEST_RATE, allow_inf_nan=False), AfterValidator(_not_endless)]
 UsdPerSecond = Annotated[float, Field(ge=0, le=HIGHEST_USD_PER_SECOND, allow_inf_nan=False)]
+
+
+REDIS_TLS_FILES = ("redis_ca_file", "redis_certificate_file", "redis_key_file")
 
 
 class Budgets(BaseModel):
@@ -95,8 +99,14 @@ class Settings(BaseSettings):
     )
 
     redis_url: str | None = Field(
-        default=None, validation_alias=AliasChoices("redis_url", "REDIS_URL", "FARM_REDIS_URL")
+        default=None, repr=False, validation_alias=AliasChoices("redis_url", "REDIS_URL", "FARM_REDIS_URL")
     )
+    """Its forms: redis_address.py. It may hold a password."""
+    redis_ca_file: FilePath | None = None
+    """PEM file of the authority that signed the certificates of Redis and its Sentinels, where the system's do not."""
+    redis_certificate_file: FilePath | None = None
+    redis_key_file: FilePath | None = None
+    """PEM files of our own certificate and its key, where Redis asks for one; the first may hold both."""
     e2b_api_key: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("e2b_api_key", "E2B_API_KEY", "FARM_E2B_API_KEY")
     )
@@ -148,6 +158,17 @@ class Settings(BaseSettings):
             raise ValueError("FARM_LEASE_LOST_SECONDS must be at least twice FARM_LEASE_RENEW_SECONDS")
         if self.trainer_lost_seconds < 2 * self.trainer_beat_seconds:
             raise ValueError("FARM_TRAINER_LOST_SECONDS must be at least twice FARM_TRAINER_BEAT_SECONDS")
+        return self
+
+    @model_validator(mode="after")
+    def _tls_files_fit_the_redis_url(self) -> Settings:
+        given = [f"FARM_{name.upper()}" for name in REDIS_TLS_FILES if getattr(self, name) is not None]
+        if given and self.redis_url is not None and not self.redis_url.startswith("rediss"):
+            raise ValueError(
+                f"{given[0]} is set, but REDIS_URL has no TLS: begin it with rediss:// or rediss+sentinel://"
+            )
+        if self.redis_key_file is not None and self.redis_certificate_file is None:
+            raise ValueError("FARM_REDIS_KEY_FILE is set without FARM_REDIS_CERTIFICATE_FILE: set that too")
         return self
 
     def rates(self) -> Rates:

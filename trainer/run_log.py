@@ -112,6 +112,18 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
         stream.write(json.dumps(row, allow_nan=False) + "\n")
 
 
+def take_back(path: Path, *, after_step: int | None = None) -> None:
+    """Drop a last line that was cut short, and lines of later steps, which a resumed run makes anew."""
+    if not path.exists():
+        return
+    text = path.read_text()
+    lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)
+    kept = [line for line in lines if after_step is None or json.loads(line)["step"] <= after_step]
+    fresh = path.with_suffix(".new")
+    fresh.write_text("".join(kept))
+    fresh.replace(path)
+
+
 def _finite(value: Any) -> Any:
     """JSON has no NaN and no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,6 +9,7 @@ episodes, and the first one writes the files.
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ from typing import Any, Protocol
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig
 from trl.chat_template_utils import supports_tool_calling
@@ -32,7 +34,7 @@ from orchestrator.tasks import Task
 from trainer.environment import OnAbort, RemoteEpisodes
 from trainer.grpo import FarmGRPOTrainer
 from trainer.processes import the_first_does
-from trainer.run_log import MetricsLog, ReceiptLog
+from trainer.run_log import MetricsLog, ReceiptLog, take_back
 
 METRICS = "metrics.jsonl"
 RECEIPTS = "receipts.jsonl"
@@ -119,6 +121,8 @@ def train(plan: TrainingPlan, settings: Settings, watcher: Watcher) -> TrainingR
             trainer.train(resume_from_checkpoint=state)
             trainer.save_model(str(plan.output_dir / MODEL))
             return TrainingResult(pool.run_id, main, trainer.state.global_step, plan.output_dir / MODEL, {}, [])
+        take_back(plan.output_dir / METRICS, after_step=begun)
+        take_back(plan.output_dir / RECEIPTS)
         with ReceiptLog(pool, plan.output_dir / RECEIPTS, watcher.ended) as log:
             trainer.train(resume_from_checkpoint=state)
         trainer.save_model(str(plan.output_dir / MODEL))
@@ -137,19 +141,40 @@ def checkpoint_of(plan: TrainingPlan) -> str | None:
     directory = plan.output_dir
     if directory.exists() and not directory.is_dir():
         raise SettingsError(f"{directory} is not a directory; choose another --output-dir")
-    found: str | None = get_last_checkpoint(str(directory)) if directory.is_dir() else None
+    states = _states(directory)
     if not plan.resume:
-        if found is not None:
+        if states:
             raise SettingsError(
-                f"{directory} holds a run of {_step_of(found)} steps: go on with --resume, or choose another "
+                f"{directory} holds a run of {_step_of(states[-1])} steps: go on with --resume, or choose another "
                 "--output-dir"
             )
+        if any((directory / name).exists() for name in (METRICS, RECEIPTS)):
+            raise SettingsError(
+                f"{directory} holds what a run wrote that ended before it saved a state: remove it, or choose another "
+                "--output-dir (a smaller --save-steps saves sooner)"
+            )
         return None
+    found = next((state for state in reversed(states) if _is_complete(state)), None)
     if found is None:
-        raise SettingsError(f"nothing to resume in {directory}: leave --resume out, or correct --output-dir")
+        raise SettingsError(f"nothing to resume in {directory}: no state there is whole; choose another --output-dir")
     if _step_of(found) >= plan.max_steps:
         raise SettingsError(f"the run in {directory} has made {_step_of(found)} steps: give a larger --max-steps")
-    return found
+    return str(found)
+
+
+def _states(directory: Path) -> list[Path]:
+    """What was saved of a run, also in part, in order of the steps."""
+    found = directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if directory.is_dir() else []
+    return sorted((path for path in found if path.is_dir() and path.name.rpartition("-")[2].isdigit()), key=_step_of)
+
+
+def _is_complete(state: Path) -> bool:
+    """Whether this state was saved to its end: a process that was killed meanwhile leaves a part of it."""
+    try:
+        json.loads((state / TRAINER_STATE_NAME).read_bytes())  # what transformers writes last
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def load_tokenizer(model: str) -> Any:
@@ -224,5 +249,5 @@ def _trainer(
     return trainer
 
 
-def _step_of(state: str | None) -> int:
-    return 0 if state is None else int(state.rpartition("-")[2])
+def _step_of(state: Path | str | None) -> int:
+    return 0 if state is None else int(str(state).rpartition("-")[2])

@@ -124,7 +124,7 @@ def run_slot(context: jobs.SlotContext, supervisor_pid: int) -> None:
     jobs.bind(context)
     if context.settings.redis_url is None:
         raise RuntimeError("a slot needs a Redis URL")
-    connection = client(context.settings.redis_url, text=False)
+    connection = client(context.settings, text=False)
     queue = Queue(context.settings.queue, connection=connection, serializer=JSONSerializer)
     worker = SlotWorker(
         [queue], name=context.slot_id, connection=connection, serializer=JSONSerializer, job_monitoring_interval=5

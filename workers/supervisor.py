@@ -50,7 +50,7 @@ class Supervisor:
         self._signals = 0
         self._redis_away = False
         self._presence = Presence(
-            client(settings.redis_url, patient=False),  # a beat that fails is followed by another
+            client(settings, patient=False),  # a beat that fails is followed by another
             slot_seconds=settings.lease_lost_seconds,
             trainer_seconds=settings.trainer_lost_seconds,
         )

@@ -24,7 +24,7 @@ def connected_settings() -> Settings:
             f"REDIS_URL is not set and no embedded stack runs in {settings.state_dir}; "
             "set REDIS_URL, or start one with: rollout-farm up"
         )
-    require_answer(found.redis_url)
+    require_answer(found)
     return found
 
 

@@ -118,8 +118,8 @@ def _boards(farm: Farm) -> Iterator[Board]:
     from redis.exceptions import RedisError
 
     from deploy.glance import Board
-    from orchestrator.connection import without_password
     from orchestrator.receipts import ReceiptFilter, Receipts
+    from orchestrator.redis_trouble import diagnose
     from orchestrator.status import read_status
 
     receipts = Receipts(farm.redis, farm.ledger.allocations)
@@ -135,5 +135,5 @@ def _boards(farm: Farm) -> Iterator[Board]:
         except RedisError as error:
             if board is None:
                 raise
-            board = dataclasses.replace(board, trouble=f"Redis is away: {without_password(str(error))}")
+            board = dataclasses.replace(board, trouble=f"Redis is away: {diagnose(error).wrong}")
         yield board

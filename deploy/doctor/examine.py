@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from deploy.doctor import judge
 from deploy.doctor.findings import Finding, fail, ok, warn
 from deploy.embedded import EmbeddedRedis, redis_binary, running_stack
-from orchestrator.connection import without_password
-from orchestrator.errors import AuthenticationFailed, FarmError, SettingsError
+from orchestrator.connection import client
+from orchestrator.errors import AuthenticationFailed, FarmError, RedisUnavailable, SettingsError
+from orchestrator.redis_trouble import diagnose
 from orchestrator.settings import Settings
 
 _DISTRIBUTION = "rollout-farm"
@@ -55,46 +54,35 @@ def examine(
     ]
 
 
-def examine_redis(url: str) -> list[Finding]:
+def examine_redis(settings: Settings) -> list[Finding]:
     """A Redis that should be there."""
     try:
-        with redis.Redis.from_url(
-            url,
-            decode_responses=True,
-            socket_timeout=_PATIENCE_SECONDS,
-            socket_connect_timeout=_PATIENCE_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-        ) as client:
-            info = client.info()
+        with client(settings, patient=False, answer_seconds=_PATIENCE_SECONDS) as connection:
             return [
-                *judge.judge_redis(info, _config(client), _foreign(client)),
-                judge.judge_delay(min(_ping_seconds(client) for _ in range(5))),
+                *judge.judge_redis(connection.info(), _config(connection), _foreign(connection)),
+                judge.judge_delay(min(_ping_seconds(connection) for _ in range(5))),
             ]
-    except (redis.RedisError, ValueError, OSError) as error:
-        shown = without_password(str(error))
-        return [
-            fail(
-                "Redis",
-                f"{without_password(url)}: {shown}",
-                "start it, or correct REDIS_URL (redis://[:password@]host:port/db, rediss:// with TLS, "
-                "unix:///path?db=0), or unset it to use the embedded server",
-            )
-        ]
+    except RedisUnavailable as error:
+        wrong, _, mend = str(error).rpartition("; ")
+        return [fail("Redis", wrong, mend)]
+    except (redis.RedisError, OSError) as error:
+        trouble = diagnose(error, settings.redis_url or "")
+        return [fail("Redis", trouble.wrong, trouble.mend)]
 
 
 def _redis(settings: Settings) -> list[Finding]:
     if settings.redis_url is not None:
-        return examine_redis(settings.redis_url)
+        return examine_redis(settings)
     running = running_stack(settings)
     if running is not None and running.redis_url is not None:
-        return [ok("Stack", f"running in {settings.state_dir}"), *examine_redis(running.redis_url)]
+        return [ok("Stack", f"running in {settings.state_dir}"), *examine_redis(running)]
     try:
         binary = redis_binary()
         started = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="farm-doctor-") as directory:
             with EmbeddedRedis(Path(directory), binary=binary) as server:
                 milliseconds = (time.monotonic() - started) * 1000
-                found = examine_redis(server.url)
+                found = examine_redis(settings.model_copy(update={"redis_url": server.url}))
         return [ok("Embedded Redis", f"{binary} starts in {milliseconds:.0f} ms"), *found]
     except FarmError as error:
         text, _, mend = str(error).rpartition("; ")
@@ -165,6 +153,7 @@ def _config(client: redis.Redis) -> Mapping[str, str] | None:
 
 
 def _foreign(client: redis.Redis) -> list[str]:
+    """Keys of others; the SCAN that tells needs a right that the farm's own user has."""
     return [key for key in islice(client.scan_iter(count=_SAMPLE), _SAMPLE) if judge.is_foreign(key)]
 
 

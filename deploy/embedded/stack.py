@@ -20,14 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import redis
 from pydantic import SecretStr
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from redis.exceptions import RedisError
 
 from deploy.embedded.redis_server import EmbeddedRedis
 from deploy.embedded.sandboxes import LocalSandboxes
-from orchestrator.errors import SettingsError
+from orchestrator.connection import client
+from orchestrator.errors import RedisUnavailable, SettingsError
 from orchestrator.settings import Settings
 
 _DESCRIPTION = "stack.json"
@@ -111,11 +110,11 @@ def running_stack(settings: Settings) -> Settings | None:
         return None
     try:
         found = json.loads((settings.state_dir / _DESCRIPTION).read_bytes())
-        with redis.Redis.from_url(found["redis_url"], socket_timeout=2, retry=Retry(NoBackoff(), 0)) as client:
-            client.ping()
-    except (OSError, ValueError, KeyError, redis.RedisError):
+        update: dict[str, object] = {"redis_url": found["redis_url"]}
+        with client(settings.model_copy(update=update), patient=False, answer_seconds=2) as connection:
+            connection.ping()
+    except (OSError, ValueError, KeyError, RedisError, RedisUnavailable):
         return None
-    update: dict[str, object] = {"redis_url": found["redis_url"]}
     if settings.e2b_api_key is None and found["e2b_api_key"] is not None:
         update |= {"e2b_api_key": SecretStr(found["e2b_api_key"]), "e2b_api_url": found["e2b_api_url"]}
     return settings.model_copy(update=update)

@@ -1,16 +1,16 @@
 -- The reconciler takes a running episode whose lease has run out; the old token can write nothing from here on.
+-- Needs: token.
 -- KEYS: 1 episode row, 2 leases, 3 token counter
 -- ARGV: 1 episode id, 2 owner, 3 lease ms
 -- Returns: token (the same when this owner asks again), or 0 when it is not running or another's lease still holds
 if redis.call('HGET', KEYS[1], 'state') ~= 'running' then return 0 end
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local now = now_ms()
 local ends = redis.call('ZSCORE', KEYS[2], ARGV[1])
 if ends and tonumber(ends) > now then
   if redis.call('HGET', KEYS[1], 'owner') == ARGV[2] then return tonumber(redis.call('HGET', KEYS[1], 'token')) end
   return 0
 end
-local token = redis.call('INCR', KEYS[3])
+local token = next_token(KEYS[3])
 redis.call('HSET', KEYS[1], 'token', token, 'owner', ARGV[2])
 redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[1])
 return token

@@ -1,4 +1,5 @@
 -- A slot takes a queued episode, if this job is still the one that its row names.
+-- Needs: token.
 -- KEYS: 1 episode row, 2 leases, 3 token counter, 4 farm tag
 -- ARGV: 1 episode id, 2 job id, 3 owner (unique to this run of this job: asking again returns the same lease), 4 lease ms,
 --       5 the farm's tag if it has none yet
@@ -14,9 +15,8 @@ if state == 'running' and redis.call('HGET', KEYS[1], 'owner') == ARGV[3] then
   return lease(tonumber(redis.call('HGET', KEYS[1], 'token')), redis.call('HGET', KEYS[1], 'started_at'))
 end
 if state ~= 'queued' or redis.call('HGET', KEYS[1], 'job') ~= ARGV[2] then return {0, state or 'missing'} end
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local token = redis.call('INCR', KEYS[3])
+local now = now_ms()
+local token = next_token(KEYS[3])
 redis.call('HSET', KEYS[1], 'state', 'running', 'token', token, 'owner', ARGV[3], 'started_at', now)
 redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[1])
 return lease(token, now)

@@ -100,6 +100,13 @@ def test_tokens_never_repeat(farm: Farm) -> None:
     assert len(set(tokens)) == 5
 
 
+def test_tokens_that_a_failover_forgot_do_not_repeat(farm: Farm, redis: Redis) -> None:
+    before = [int(leased(farm)[1].token) for _ in range(5)]
+    redis.set(Keys.TOKEN, before[0])  # a replica that had not seen the others
+    wait_until(lambda: farm.ledger.now() * 1000 > before[-1] + 1, description="a failover takes time")
+    assert int(leased(farm)[1].token) > before[-1]
+
+
 @pytest.mark.parametrize("attempt", [0, 2])
 def test_the_wrong_attempt_takes_nothing(farm: Farm, attempt: int) -> None:
     spec = a_spec()

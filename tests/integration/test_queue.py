@@ -19,13 +19,13 @@ from orchestrator.farm import Farm
 from orchestrator.queue import EXECUTABLE_EXTRAS, JOB_FUNCTION, JobQueue, refusal
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import job_id
-from tests.support.truth import a_spec
+from tests.support.truth import a_spec, farm_settings
 
 
 @pytest.fixture
 def raw(redis_url: str) -> Iterator[Redis]:
     """A byte connection, as a slot has."""
-    with client(redis_url, text=False) as connection:
+    with client(farm_settings(redis_url), text=False) as connection:
         yield connection
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from redis import Redis
 from rq import Worker
 
-from orchestrator.settings import Settings
+from orchestrator.connection import client
+from orchestrator.settings import REDIS_TLS_FILES, Settings
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,12 +97,11 @@ class WorkerProcess(Marked):
     def __init__(self, settings: Settings, worker_id: str) -> None:
         self.worker_id = worker_id
         self.settings = settings
-        assert settings.redis_url is not None
         directory = settings.state_dir / f"worker-{uuid.uuid4().hex[:8]}"
         directory.mkdir(parents=True)
         command = [sys.executable, "-m", "deploy.cli", "worker", "--id", worker_id]
         super().__init__(command, environment=worker_environment(settings), cwd=directory, output=directory / "output")
-        self._bytes = Redis.from_url(settings.redis_url)
+        self._bytes = client(settings, text=False)
 
     def end(self) -> None:
         """Make sure that nothing of it is left."""
@@ -152,6 +151,9 @@ def worker_environment(settings: Settings) -> dict[str, str]:
         "log_level",
     ):
         environment[f"FARM_{name.upper()}"] = str(getattr(settings, name))
+    for name in REDIS_TLS_FILES:
+        if (path := getattr(settings, name)) is not None:
+            environment[f"FARM_{name.upper()}"] = str(path)
     environment["FARM_CONCURRENCY_LIMIT"] = str(settings.concurrency_limit)
     for name, value in settings.budgets.model_dump().items():
         environment[f"FARM_BUDGETS__{name.upper()}"] = str(value)

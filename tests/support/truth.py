@@ -154,7 +154,7 @@ class TinySlot:
         self.commands: list[str] = []
         self._settings = settings
         self._slot_id = slot_id
-        self._bytes = client(settings.redis_url or "", text=False)
+        self._bytes = client(settings, text=False)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._main, name=slot_id, daemon=True)
         self._failure: BaseException | None = None

@@ -24,12 +24,15 @@ from tests.support.farm import Field, weekly_sales
 from tests.support.processes import Marked, worker_environment
 from tests.support.tiny_policy import SUBMIT, save_model, shell
 from tests.support.waiting import wait_until
-from trainer.training import TrainingPlan, load_tokenizer, train
+from trainer.training import TrainingPlan, checkpoint_of, load_tokenizer, train
 
 Start = Callable[..., Marked]
 COMMAND = [sys.executable, "-W", "ignore", "-m", "deploy.cli", "train"]
 SECONDS = 150.0
 """A process that imports torch and TRL takes seven seconds on an idle machine."""
+
+METRIC_LINES = [(1, True), (1, False), (2, True), (2, False)]
+"""Step and whether it has a loss: one line a step, one at the end of each run."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -99,7 +102,11 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
         train(plan, farm.settings, NoBars())
     with pytest.raises(SettingsError, match="larger --max-steps"):
         train(replace(plan, max_steps=1, resume=True), farm.settings, NoBars())
+    (output / "checkpoint-7").mkdir()  # a process that is killed while it saves leaves a part of a state
+    with (output / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 2, "time": 0, "reward": 0.5}\n{"step": 2, "ti')
     resumed = train(replace(plan, resume=True), farm.settings, NoBars())
+    assert [(row["step"], "loss" in row) for row in rows_of(output / "metrics.jsonl")] == METRIC_LINES
     state = json.loads((output / "checkpoint-2" / "trainer_state.json").read_text())
     assert [row["step"] for row in state["log_history"] if "loss" in row] == [1, 2], "it went on where it was"
     assert state["log_history"][0] == first_state["log_history"][0]
@@ -107,6 +114,16 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
     assert {float(row["step"]) for row in moments.values()} == {2.0}, "the optimizer's state went on too"
     assert len(rows_of(output / "receipts.jsonl")) == 4
     assert len(resumed.receipts) == 2, "of this run alone"
+
+
+def test_a_directory_of_a_run_that_saved_no_state_is_not_written_on(tmp_path: Path) -> None:
+    plan = TrainingPlan(model="any", tasks=[weekly_sales()], output_dir=tmp_path)
+    assert checkpoint_of(plan) is None
+    (tmp_path / "receipts.jsonl").write_text("{}\n")
+    with pytest.raises(SettingsError, match="remove it"):
+        checkpoint_of(plan)
+    with pytest.raises(SettingsError, match="nothing to resume"):
+        checkpoint_of(replace(plan, resume=True))
 
 
 def test_an_interrupt_leaves_no_episode_and_no_sandbox(farm: Field, start: Start, slow_model: Path) -> None:

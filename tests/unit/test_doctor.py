@@ -19,10 +19,11 @@ from deploy.doctor.judge import (
     judge_redis,
     judge_versions,
 )
-from orchestrator.connection import without_password
 from orchestrator.errors import AuthenticationFailed, NothingSent, ProviderError
+from orchestrator.redis_address import without_password
 from orchestrator.settings import Settings
 from tests.support.fake_provider import FakeProvider
+from tests.support.truth import farm_settings
 
 GOOD_INFO = {"redis_version": "7.0.15", "role": "master", "cluster_enabled": 0}
 GOOD_CONFIG = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
@@ -121,14 +122,14 @@ def test_a_password_is_never_shown() -> None:
     assert without_password("redis://me:secret@host:1/0") == "redis://me:***@host:1/0"
     assert without_password("redis://:p@ss@host") == "redis://:***@host"
     assert without_password("unix:///a.sock?db=0&password=secret") == "unix:///a.sock?db=0&password=***"
-    finding = examine_redis("redis://me:secret@127.0.0.1:1/0")[0]
+    finding = examine_redis(farm_settings("redis://me:secret@127.0.0.1:1/0"))[0]
     assert finding.status is Status.FAIL
     assert "secret" not in finding.detail
 
 
 @pytest.mark.parametrize("url", ["http://nonsense", "redis://host:port/0", "unix:///no/such.sock"])
 def test_a_wrong_redis_url_is_a_finding(url: str) -> None:
-    finding = examine_redis(url)[0]
+    finding = examine_redis(farm_settings(url))[0]
     assert finding.status is Status.FAIL
     assert "REDIS_URL" in finding.mend
 
