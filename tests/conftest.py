@@ -14,9 +14,7 @@ from tests.support.redis_server import leaks, running_redis
 
 def pytest_configure() -> None:
     """Forget every setting of the surroundings: tests name what they need."""
-    if (
-        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # of a shell in whose background we run
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell in whose background we run
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in list(os.environ):
         if name == "REDIS_URL" or name.startswith(("FARM_", "E2B_")):

@@ -17,7 +17,6 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from orchestrator.connection import without_password
 from orchestrator.dashboard.history import Ended, History
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
@@ -27,6 +26,7 @@ from orchestrator.metrics import Reading, read
 from orchestrator.presence import WorkerRow
 from orchestrator.receipts import Receipts
 from orchestrator.records import Allocation, SettledReceipt
+from orchestrator.redis_address import without_password
 from orchestrator.transcripts import read_transcript
 from orchestrator.unresolved import Item
 from orchestrator.vocabulary import EpisodeState

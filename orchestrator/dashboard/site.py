@@ -14,11 +14,11 @@ from fastapi.responses import RedirectResponse, Response
 from redis.exceptions import RedisError
 from starlette.types import ASGIApp
 
-from orchestrator.connection import without_password
 from orchestrator.dashboard.gate import Gate, answered, refusal
 from orchestrator.dashboard.lookout import EpisodeView, Lookout
 from orchestrator.farm import Farm
 from orchestrator.receipts import ReceiptFilter, Receipts
+from orchestrator.redis_address import without_password
 
 logger = logging.getLogger(__name__)
 

@@ -316,7 +316,7 @@ def test_a_late_settlement_reaches_the_table(farm: Farm) -> None:
 
 
 def test_many_pages_cost_one_look_and_nobody_waits_for_it(farm: Farm) -> None:
-    with client(farm.settings.redis_url or "") as watcher:
+    with client(farm.settings) as watcher:
         lookout = Lookout(farm, clock=lambda: 0.0)
         lookout.view()
         before = int(watcher.info("stats")["total_commands_processed"])
