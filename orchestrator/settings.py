@@ -12,7 +12,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, FilePath, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FilePath,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnreadableSettings
 
@@ -29,6 +39,9 @@ DEFAULT_QUEUE = "episodes"
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 UsdPerSecond = Annotated[float, Field(ge=0, le=HIGHEST_USD_PER_SECOND, allow_inf_nan=False)]
 
+
+GivenFile = Annotated[FilePath | None, BeforeValidator(lambda value: value or None)]
+"""A file that is there; a variable that is set to nothing names none."""
 
 REDIS_TLS_FILES = ("redis_ca_file", "redis_certificate_file", "redis_key_file")
 
@@ -78,10 +91,10 @@ class Settings(BaseSettings):
         default=None, repr=False, validation_alias=AliasChoices("redis_url", "REDIS_URL", "FARM_REDIS_URL")
     )
     """Its forms: redis_address.py. It may hold a password."""
-    redis_ca_file: FilePath | None = None
+    redis_ca_file: GivenFile = None
     """PEM file of the authority that signed the certificates of Redis and its Sentinels, where the system's do not."""
-    redis_certificate_file: FilePath | None = None
-    redis_key_file: FilePath | None = None
+    redis_certificate_file: GivenFile = None
+    redis_key_file: GivenFile = None
     """PEM files of our own certificate and its key, where Redis asks for one; the first may hold both."""
     e2b_api_key: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("e2b_api_key", "E2B_API_KEY", "FARM_E2B_API_KEY")
