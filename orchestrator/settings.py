@@ -16,6 +16,7 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     FilePath,
@@ -53,6 +54,9 @@ def _not_endless(rate: float) -> float:
 CreationRate = Annotated[float, Field(ge=0, le=HIGHEST_RATE, allow_inf_nan=False), AfterValidator(_not_endless)]
 UsdPerSecond = Annotated[float, Field(ge=0, le=HIGHEST_USD_PER_SECOND, allow_inf_nan=False)]
 
+
+GivenFile = Annotated[FilePath | None, BeforeValidator(lambda value: value or None)]
+"""A file that is there; a variable that is set to nothing names none."""
 
 REDIS_TLS_FILES = ("redis_ca_file", "redis_certificate_file", "redis_key_file")
 
@@ -102,10 +106,10 @@ class Settings(BaseSettings):
         default=None, repr=False, validation_alias=AliasChoices("redis_url", "REDIS_URL", "FARM_REDIS_URL")
     )
     """Its forms: redis_address.py. It may hold a password."""
-    redis_ca_file: FilePath | None = None
+    redis_ca_file: GivenFile = None
     """PEM file of the authority that signed the certificates of Redis and its Sentinels, where the system's do not."""
-    redis_certificate_file: FilePath | None = None
-    redis_key_file: FilePath | None = None
+    redis_certificate_file: GivenFile = None
+    redis_key_file: GivenFile = None
     """PEM files of our own certificate and its key, where Redis asks for one; the first may hold both."""
     e2b_api_key: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("e2b_api_key", "E2B_API_KEY", "FARM_E2B_API_KEY")

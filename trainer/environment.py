@@ -344,7 +344,7 @@ def task_of(column: str | Mapping[str, Any] | None) -> Task:
     if isinstance(column, str):
         try:
             column = json.loads(column)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter: nested a thousand levels deep
             raise TaskError([f"task column: is not JSON ({error}); write it with json.dumps(task)"]) from None
     if not isinstance(column, Mapping):
         raise TaskError([f"task column: holds {type(column).__name__}, not a task; write it with json.dumps(task)"])

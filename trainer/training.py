@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PrinterCallback, set_seed
+from transformers import AutoTokenizer, PrinterCallback, TrainerCallback, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils.logging import disable_progress_bar
@@ -78,6 +78,15 @@ class TrainingResult:
     receipts: list[SettledReceipt]
 
 
+class _Check(TrainerCallback):  # type: ignore[misc, unused-ignore] # transformers is not checked
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A step is about to need the farm."""
+        self._check()
+
+
 class Watcher(Protocol):
     """Who is told how far it is."""
 
@@ -91,8 +100,10 @@ class Watcher(Protocol):
         """An episode ended. Called from another thread."""
 
 
-def train(plan: TrainingPlan, settings: Settings, watcher: Watcher) -> TrainingResult:
-    """Run the plan on the farm of these settings.
+def train(
+    plan: TrainingPlan, settings: Settings, watcher: Watcher, *, check: Callable[[], None] | None = None
+) -> TrainingResult:
+    """Run the plan on the farm of these settings; `check` is called before each step, and ends the run by raising.
 
     Raises SettingsError for a plan that cannot be, CapacityError for a batch that can never be live, EpisodeAborted
     when an episode ended without a score and the plan says `raise`.
@@ -112,6 +123,8 @@ def train(plan: TrainingPlan, settings: Settings, watcher: Watcher) -> TrainingR
         )  # refused before a model is loaded
         metrics = MetricsLog(plan.output_dir / METRICS, watcher.stepped)
         trainer = _trainer(plan, args, tokenizer, episodes, metrics)
+        if check is not None:
+            trainer.add_callback(_Check(check))
         plan.output_dir.mkdir(parents=True, exist_ok=True)
         begun = _step_of(state)
         watcher.started(

@@ -118,11 +118,13 @@ def _run(plan: TrainingPlan, settings: Settings, workers: int) -> None:
     checkpoint_of(plan)
     load_tokenizer(plan.model)  # what is wrong with either is said before a farm is started
     with contextlib.ExitStack() as stack:
+        check = None
         resolved = _farm_settings(settings, several=int(os.environ.get("WORLD_SIZE", "1")) > 1)
         if resolved is None:
-            resolved = stack.enter_context(LocalFarm(settings, workers=workers, temporary=True)).settings
+            farm = stack.enter_context(LocalFarm(settings, workers=workers, temporary=True))
+            resolved, check = farm.settings, farm.check
         watcher = stack.enter_context(TrainingBars()) if os.environ.get("RANK", "0") == "0" else NoBars()
-        result = train(plan, resolved, watcher)
+        result = train(plan, resolved, watcher, check=check)
     if not result.main:
         return
     text = as_text(

@@ -74,7 +74,9 @@ def test_a_task_may_be_a_dict_and_its_prompt_reaches_the_model(episodes: RemoteE
     assert episodes().reset(task=TASK, prompt=PROMPT, other_column=3) is None
 
 
-@pytest.mark.parametrize("column", [None, "not json", "[]", '"text"', 5, '{"id": "x"}', '{"a": 1, "a": 2'])
+@pytest.mark.parametrize(
+    "column", [None, "not json", "[]", '"text"', 5, '{"id": "x"}', '{"a": 1, "a": 2', "[" * 100_000]
+)
 def test_a_column_that_is_no_task_is_refused_with_what_to_do(
     pool: Pool, episodes: RemoteEpisodes, column: object
 ) -> None:

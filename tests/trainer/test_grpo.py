@@ -141,7 +141,9 @@ def test_by_default_an_aborted_episode_ends_the_run(farm: Field, pool: Pool, tmp
     )
 
 
-def test_one_failed_rollout_neither_ends_the_run_nor_becomes_a_zero(farm: Field, pool: Pool, tmp_path: Path) -> None:
+def test_one_failed_rollout_neither_ends_the_run_nor_becomes_a_zero(
+    farm: Field, pool: Pool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with losing(farm, pool, on_abort="exclude") as episodes:
         trainer = trainer_of(episodes, tmp_path, [SOLVE, LOSE, SUBMIT_BUG, SOLVE])
         trainer.train()
@@ -156,6 +158,7 @@ def test_one_failed_rollout_neither_ends_the_run_nor_becomes_a_zero(farm: Field,
     assert 1 in trainer.generated[2][0]
     assert (first["episodes/aborted"], first["episodes/aborted/sandbox_lost"], first["episodes/excluded"]) == (1, 1, 1)
     assert math.isfinite(first["loss"])
+    assert "verification" not in caplog.text, "TRL's warning shows the whole task, what is held out included"
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import sys
@@ -21,7 +22,7 @@ from orchestrator.keys import Keys
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import Outcome
 from tests.support.farm import Field, weekly_sales
-from tests.support.processes import Marked, worker_environment
+from tests.support.processes import Marked, children, worker_environment
 from tests.support.tiny_policy import SUBMIT, save_model, shell
 from tests.support.waiting import wait_until
 from trainer.training import TrainingPlan, checkpoint_of, load_tokenizer, train
@@ -137,6 +138,19 @@ def test_an_interrupt_leaves_no_episode_and_no_sandbox(farm: Field, start: Start
     assert run.wait(60) == 130, run.stderr
     assert open_specs(farm.farm.redis) == []
     assert farm.provider.list({}) == []
+
+
+def test_a_run_whose_own_farm_has_died_says_so(start: Start, slow_model: Path, tmp_path: Path) -> None:
+    alone = ["env", "-u", "REDIS_URL", "-u", "E2B_API_KEY", "-u", "FARM_E2B_API_URL", *COMMAND]
+    arguments = ("--model", str(slow_model), "--cpu", "--max-steps", "50", "--on-abort", "exclude")
+    run = start(*arguments, command=alone)
+    receipts = tmp_path / "training-output" / "receipts.jsonl"
+    wait_until(lambda: receipts.exists() or run.process.poll() is not None, description="a receipt", seconds=120)
+    crews = [pid for pid in children(run.pid) if "worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(crews) == 1, run.stderr
+    os.kill(crews[0], signal.SIGKILL)
+    assert run.wait(SECONDS) == 1, run.stderr
+    assert "workers ended with -9" in run.stderr
 
 
 def test_a_task_that_is_not_there_is_said_before_torch_is_imported(start: Start, model: Path) -> None:
