@@ -126,7 +126,7 @@ def test_a_whole_farm_needs_no_more_than_the_documented_rights_and_shows_no_pass
 )
 def test_what_the_farm_does_not_need_is_refused(secured: Secured, user: str, words: tuple[str, ...]) -> None:
     with secured.server.client(username=user, password=PASSWORD) as redis:
-        with pytest.raises((NoPermissionError, ResponseError), match="permission|can't"):
+        with pytest.raises((NoPermissionError, ResponseError), match=r"permission|can't"):
             redis.execute_command(*words)
 
 
