@@ -77,7 +77,9 @@ def diagnose(error: BaseException, url: str = "") -> Trouble:
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error and what led to it: redis-py's own errors tell some of it in text only."""
     found: BaseException | None = error
-    while found is not None:
+    seen = set()
+    while found is not None and id(found) not in seen:  # raised again while it is handled, errors can form a ring
+        seen.add(id(found))
         yield found
         found = found.__cause__ or found.__context__
 
