@@ -20,7 +20,7 @@ def test_prometheus_sees_workers_and_each_episode_of_a_running_farm(tmp_path: Pa
         wait_until(lambda: "are up" in up.stdout, description="the farm is up", seconds=60)
         log = someone.home / ".farm" / "logs" / "orchestrator.log"
         where = wait_until(
-            lambda: re.search(r"Metrics at http://(127[\d.:]+)/metrics", log.read_text()), description="it says where"
+            lambda: re.search(r"http://(127[\d.:]+)/metrics", log.read_text()), description="it says where"
         )
         assert where is not None
         with running_prometheus(tmp_path, where.group(1), TOKEN) as prometheus:
