@@ -70,8 +70,8 @@ class Cancellation:
         if group_id is not None:
             if not self._receipts.knows_group(group_id, run_id=run_id):
                 raise FarmError(
-                    f"nothing is open in group {group_id!r} and no late receipt is of it: it never was, or ended long "
-                    f"ago; look among all receipts: rollout-farm receipts --group {group_id}"
+                    f"nothing is open in group {group_id!r} and no recent receipt is of it: it never was, or ended "
+                    f"long ago; look among all receipts: rollout-farm receipts --group {group_id}"
                 )
         elif run_id is not None and not self._receipts.knows_run(run_id):
             raise FarmError(f"no run {run_id!r}: the farm does not know it; see what there is: rollout-farm receipts")

@@ -265,6 +265,11 @@ class Limiter:
             raise CapacityError(_never_fits(count, slots, configured))
         return bool(fits)
 
+    def drop_dead_creators(self) -> int:
+        """Take those whose process is gone out of the line of creations; how many there were."""
+        keys = [Keys.LIMITS, Keys.CREATORS, Keys.CREATORS_DUE]
+        return int(self._scripts.run("drop_creators", keys, [Keys.WAKE_PREFIX]))
+
     def release_reservation(self, reservation_id: str) -> None:
         """Give back what is left of a reservation, and wake whoever is first in line."""
         keys = [Keys.RESERVATIONS, Keys.WAITERS]

@@ -79,6 +79,7 @@ class Reconciler:
         self._name = name
         self._ledger = ledger
         self._queue = queue
+        self._limiter = limiter
         self._provider = PacedProvider(provider, limiter, clock=clock)
         self._settlement = Settlement(ledger, self._provider, create_answer_seconds=create_answer_seconds)
         self._lease_seconds = lease_seconds
@@ -135,6 +136,7 @@ class Reconciler:
                 report.failures[_named(action)] = str(error)
                 logger.error("not done: %s: %s", action, error)
             self._looked = self._clock()
+        self._limiter.drop_dead_creators()
         if self._list_failure is not None:
             report.failures[Kind.PROVIDER, "list"] = self._list_failure
         self._ledger.unresolved.replace(report.failures, now=self._ledger.now())

@@ -16,6 +16,7 @@ from prometheus_client.exposition import choose_encoder
 from redis.exceptions import RedisError
 
 from orchestrator.metrics import Reading, registry_of
+from orchestrator.redis_address import without_password
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def create_app(read: Callable[[], Reading], *, token: str | None = None) -> Fast
         try:
             return read()
         except (RedisError, OSError) as error:
-            logger.warning("not read: %s", error)
+            logger.warning("not read: %s", without_password(str(error)))
             return None
 
     # plain functions: FastAPI runs them in threads, so that a slow Redis holds up no other request

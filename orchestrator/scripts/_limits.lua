@@ -150,18 +150,34 @@ local function note_sandbox(places, episode, limits_key, runs, now)
   end
 end
 
+-- Take those out of the line of creators, but for `mine`, whose time to ask again is long past: their process is gone.
+local function drop_dead(line, due, now, mine)
+  local dropped = 0
+  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', '(' .. string.format('%.0f', now - PATIENCE_MS))) do
+    if dead ~= mine then
+      redis.call('ZREM', line, dead)
+      redis.call('ZREM', due, dead)
+      dropped = dropped + 1
+    end
+  end
+  return dropped
+end
+
 -- Wake the first who waits to create, unless it comes by itself when the next creation is possible.
 local function wake_creator(line, due, prefix, possible_at)
   local first = redis.call('ZRANGE', line, 0, 0)[1]
   if first and tonumber(redis.call('ZSCORE', due, first) or '0') > possible_at + 1 then push_wake(prefix .. first) end
 end
 
+-- Somebody has left the line, or a place: wake whoever is first now, unless a pause or the rate holds it up anyway.
+local function wake_next_creator(limits_key, line, due, prefix)
+  local times = redis.call('HMGET', limits_key, 'next_creation', 'cooldown_until')
+  wake_creator(line, due, prefix, math.max(tonumber(times[1] or '0'), tonumber(times[2] or '0')))
+end
+
 -- Free an episode's permit and its place at the provider; wake those whom that lets on. Returns how much was freed.
 local function free_permit(episode, permits, places, limits_key, line, due, prefix)
   local freed = redis.call('ZREM', permits, episode)
-  if redis.call('ZREM', places, episode) == 1 then
-    local times = redis.call('HMGET', limits_key, 'next_creation', 'cooldown_until')
-    wake_creator(line, due, prefix, math.max(tonumber(times[1] or '0'), tonumber(times[2] or '0')))
-  end
+  if redis.call('ZREM', places, episode) == 1 then wake_next_creator(limits_key, line, due, prefix) end
   return freed
 end

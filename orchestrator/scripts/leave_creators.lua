@@ -5,6 +5,5 @@
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('DEL', KEYS[4])
-local times = redis.call('HMGET', KEYS[1], 'next_creation', 'cooldown_until')
-wake_creator(KEYS[2], KEYS[3], ARGV[2], math.max(tonumber(times[1] or '0'), tonumber(times[2] or '0')))
+wake_next_creator(KEYS[1], KEYS[2], KEYS[3], ARGV[2])
 return 1

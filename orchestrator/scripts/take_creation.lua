@@ -25,15 +25,13 @@ end
 local arrival = tonumber(ARGV[4]) or redis.call('HINCRBY', KEYS[1], 'arrivals', 1)
 local placed = redis.call('ZSCORE', KEYS[4], ARGV[2])
 local score = (placed and 0 or tonumber(ARGV[3])) * CLASS + arrival
-local ahead = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. string.format('%.0f', score))
+local function count_ahead() return redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. string.format('%.0f', score)) end
+local ahead = count_ahead()
+if ahead > 0 and drop_dead(KEYS[2], KEYS[3], now, ARGV[1]) > 0 then ahead = count_ahead() end
 if ahead > 0 then
   for _, late in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - GRACE_MS)) do
     local theirs = tonumber(redis.call('ZSCORE', KEYS[2], late) or score)
     if late ~= ARGV[1] and theirs < score then ahead = ahead - 1 end
-    if late ~= ARGV[1] and tonumber(redis.call('ZSCORE', KEYS[3], late)) < now - PATIENCE_MS then
-      redis.call('ZREM', KEYS[2], late)
-      redis.call('ZREM', KEYS[3], late)
-    end
   end
 end
 

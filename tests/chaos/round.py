@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from orchestrator.farm import Farm, open_farm
+from orchestrator.keys import Keys
 from orchestrator.provider import Provider
 from orchestrator.records import Allocation
 from orchestrator.unresolved import ORPHANS_DELETED
@@ -134,6 +135,8 @@ def _await_quiet(farm: Farm, farm_plant: Plant, provider: Provider) -> None:
 
     def settled() -> bool:
         if farm_plant.frozen or ledger.open_episodes() or ledger.allocations.unsettled() or ledger.lease_ends():
+            return False
+        if farm.redis.zcard(Keys.CREATORS):  # of whoever was killed there, until its silence is long
             return False
         return not provider.list({"farm": tag})  # an orphan waits for its sweep
 

@@ -184,6 +184,20 @@ def test_a_creation_is_repeated_before_those_that_wait_for_a_new_one(scene: Scen
     later.leave()
 
 
+def test_whoever_died_in_line_is_dropped_though_nobody_asks_again(scene: Scene, redis: Redis) -> None:
+    scene.farm.limiter.change(rate=0.02)
+    first, dead, alive = (creation_of(scene.farm, name) for name in ("e-first", "e-dead", "e-alive"))
+    assert first.ask(60).state == "granted"
+    assert [one.ask(1000).state for one in (dead, alive)] == ["wait", "wait"]
+    redis.zincrby(Keys.CREATORS_DUE, -14_000, dead.creation_id)
+    scene.round()
+    assert redis.zcard(Keys.CREATORS) == 2, "it may only be slow"
+    redis.zincrby(Keys.CREATORS_DUE, -5_000, dead.creation_id)
+    scene.round()
+    assert redis.zrange(Keys.CREATORS, 0, -1) == redis.zrange(Keys.CREATORS_DUE, 0, -1) == [alive.creation_id]
+    alive.leave()
+
+
 def test_a_429_to_a_deletion_is_told_to_the_limiter_and_waited_out(scene: Scene) -> None:
     for _ in range(2):
         spec, _, _ = scene.started()
