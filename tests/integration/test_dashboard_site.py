@@ -26,7 +26,7 @@ from orchestrator.metrics import read
 from orchestrator.transcripts import Transcript
 from orchestrator.vocabulary import Outcome, Role
 from orchestrator.web import create_app
-from tests.support.truth import a_receipt, a_spec, admit, beat_slots, farm_settings, intended, leased
+from tests.support.truth import a_receipt, a_spec, admit, beat_slots, ended_unresolved, farm_settings, intended, leased
 from tests.support.waiting import wait_until
 
 QUESTION = {"data": ['{"search": "", "digests": {}}'], "fn_index": 0, "session_hash": "s", "trigger_id": 4}
@@ -297,13 +297,7 @@ def test_what_ends_later_is_seen_and_what_was_known_stays(farm: Farm) -> None:
 def test_a_late_settlement_reaches_the_table(farm: Farm) -> None:
     clock = iter(range(10_000))
     lookout = Lookout(farm, clock=lambda: float(next(clock)))
-    spec, lease = leased(farm)
-    admit(farm, spec.episode_id)
-    row = intended(farm, spec, lease, Role.POLICY)
-    farm.ledger.allocations.created(row, "sandbox-1", lease.token, creating_ms=10)
-    row = farm.ledger.allocations.sized(row, vcpus=2, memory_mb=512).row
-    farm.ledger.allocations.unresolved(row, lease.token, "the deletion was not answered")
-    farm.ledger.commit(a_receipt(spec, Outcome.CLEANUP_UNRESOLVED, allocations=(row.allocation_id,)), lease.token)
+    row, lease = ended_unresolved(farm)
     first = lookout.view().snapshot
     farm.ledger.allocations.absent(row, lease.token, running_ms=60_000)
     # its receipt is out of the reach of the next look for new ones

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import pytest
 from typer.testing import CliRunner
@@ -73,21 +74,26 @@ def test_an_unknown_command_is_a_usage_error(tmp_path: Path) -> None:
     assert run(tmp_path, "conquer").returncode == 2
 
 
+def run_into(output: IO[str], directory: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command whose standard output is this file."""
+    return subprocess.run(
+        [*COMMAND, *words],
+        cwd=directory,
+        env=environment(),
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     "words", [("--version",), ("receipts", "--help"), ("tasks", "check", "weekly-sales"), ("tasks", "--help")]
 )
 def test_a_full_disk_is_one_line(tmp_path: Path, words: Sequence[str]) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [*COMMAND, *words],
-            cwd=tmp_path,
-            env=environment(),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_into(full, tmp_path, words)
     wanted = "error: cannot write the output: No space left on device; make room, or write elsewhere\n"
     assert (done.returncode, done.stderr) == (ExitCode.FAILED, wanted)
 
@@ -97,16 +103,7 @@ def test_output_that_nobody_reads_any_more_ends_the_command_quietly(tmp_path: Pa
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
-        done = subprocess.run(
-            [*COMMAND, *words],
-            cwd=tmp_path,
-            env=environment(),
-            stdout=closed,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_into(closed, tmp_path, words)
     assert (done.returncode, done.stderr) == (ExitCode.OUTPUT_CLOSED, "")
 
 

@@ -27,7 +27,16 @@ from orchestrator.web import create_app
 from tests.support.farm import Field, Ground, candidate, open_field, repaired, script
 from tests.support.processes import ROOT, Marked, worker_environment
 from tests.support.programs import program
-from tests.support.truth import a_receipt, a_spec, admit, beat_slots, farm_of, farm_settings, intended, leased
+from tests.support.truth import (
+    a_spec,
+    admit,
+    beat_slots,
+    ended_unresolved,
+    farm_of,
+    farm_settings,
+    intended,
+    leased,
+)
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.farm"]
@@ -180,13 +189,7 @@ def test_what_goes_on_now_is_seen(redis_url: str) -> None:
 
 def test_a_late_settlement_is_in_the_cost_of_its_episode_and_counted_once(redis_url: str) -> None:
     with farm_of(farm_settings(redis_url)) as farm:
-        spec, lease = leased(farm)
-        admit(farm, spec.episode_id)
-        row = intended(farm, spec, lease, Role.POLICY)
-        farm.ledger.allocations.created(row, "sandbox-1", lease.token, creating_ms=10)
-        row = farm.ledger.allocations.sized(row, vcpus=2, memory_mb=512).row
-        farm.ledger.allocations.unresolved(row, lease.token, "the deletion was not answered")
-        farm.ledger.commit(a_receipt(spec, Outcome.CLEANUP_UNRESOLVED, allocations=(row.allocation_id,)), lease.token)
+        row, lease = ended_unresolved(farm)
         assert value(series(scrape(farm)), "farm_episode_cost_usd_count") == 0
         for _ in range(2):
             farm.ledger.allocations.absent(row, lease.token, running_ms=60_000)

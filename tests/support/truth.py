@@ -132,6 +132,18 @@ def admit(farm: Farm, episode_id: str, *, reservation_id: str | None = None, wai
     return farm.limiter.admit(episode_id, reservation_id=reservation_id, wait_seconds=wait_seconds, check=lambda: None)
 
 
+def ended_unresolved(farm: Farm) -> tuple[Allocation, Lease]:
+    """The policy sandbox of an episode that ended without the deletion having been answered."""
+    spec, lease = leased(farm)
+    admit(farm, spec.episode_id)
+    row = intended(farm, spec, lease, Role.POLICY)
+    farm.ledger.allocations.created(row, "sandbox-1", lease.token, creating_ms=10)
+    row = farm.ledger.allocations.sized(row, vcpus=2, memory_mb=512).row
+    farm.ledger.allocations.unresolved(row, lease.token, "the deletion was not answered")
+    farm.ledger.commit(a_receipt(spec, Outcome.CLEANUP_UNRESOLVED, allocations=(row.allocation_id,)), lease.token)
+    return row, lease
+
+
 def beat_slots(farm: Farm, count: int) -> None:
     """Let `count` slots be alive for one lease time."""
     row = WorkerRow("worker-test", "here", 1, "running", count, "http://127.0.0.1:1")
