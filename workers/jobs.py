@@ -52,6 +52,9 @@ class SlotContext:
 _BEATS_AWAITED = 1.5
 """For so many beats of a trainer its slot still waits after the heartbeat has run out."""
 
+_BEAT_LOOK_SECONDS = 0.1
+"""How often a slot that has created nothing yet looks whether the trainer is back."""
+
 _context: SlotContext | None = None
 _closing = False
 
@@ -195,6 +198,7 @@ class _Run:
         budgets, reservation = self._budgets, self._spec.reservation_id
         wait = budgets.reserved_admission_seconds if reservation else budgets.admission_seconds
         keeper.allow(wait + self._context.settings.lease_lost_seconds)
+        self._await_trainer(keeper)
         return self._limiter.admit(
             self._spec.episode_id,
             reservation_id=reservation,
@@ -223,6 +227,15 @@ class _Run:
         self._check_trainer(looked)
         if self._ledger.cancelled(self._spec.episode_id):
             raise EpisodeAborted(Outcome.CANCELLED, "cancelled")
+
+    def _await_trainer(self, keeper: LeaseKeeper) -> None:
+        """Nothing is created for a trainer that may be gone: first its next heartbeat, or its loss."""
+        if self._spec.trainer_id is None:
+            return
+        self._check(keeper, now=True)
+        while self._missed is not None:
+            time.sleep(_BEAT_LOOK_SECONDS)
+            self._check(keeper, now=True)
 
     def _check_trainer(self, looked: float) -> None:
         """A heartbeat that is missing is waited for once more: a step of Redis's clock ends all that there are."""

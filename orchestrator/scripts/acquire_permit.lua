@@ -93,7 +93,11 @@ for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - ARGV[
   redis.call('ZREM', KEYS[2], waiter)
   redis.call('ZREM', KEYS[3], waiter)
 end
-if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then redis.call('ZADD', KEYS[2], now, ARGV[1]) end
+if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then
+  -- behind the last, whatever the clock says: many ask within a millisecond, and a clock may step back
+  local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
+  redis.call('ZADD', KEYS[2], (tonumber(last) or 0) + 1, ARGV[1])
+end
 redis.call('ZADD', KEYS[3], now, ARGV[1])
 if free - others > redis.call('ZRANK', KEYS[2], ARGV[1]) then return grant() end
 if free - reserved > 0 and redis.call('ZRANK', KEYS[2], ARGV[1]) > 0 then wake_first(KEYS[2], ARGV[5]) end

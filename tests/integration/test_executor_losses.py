@@ -6,6 +6,7 @@ import re
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -317,6 +318,24 @@ def test_a_heartbeat_that_a_step_of_the_clock_ended_is_waited_for(field: Field, 
     running.episode.submit()
     running.end()
     field.check_ended(running.episode.episode_id, Outcome.WRONG_ANSWER, roles=BOTH)
+
+
+def test_nothing_is_created_for_a_trainer_whose_heartbeat_is_missing(field: Field) -> None:
+    spec = field.spec()
+    assert field.run(spec) == Outcome.TRAINER_LOST
+    field.check_ended(spec.episode_id, Outcome.TRAINER_LOST, roles=())
+
+
+def test_an_episode_taken_between_two_heartbeats_begins_with_the_next(field: Field) -> None:
+    running = field.remote(field.spec(), trainer_alive=False)
+    episode_id = running.episode.episode_id
+    wait_until(lambda: field.farm.ledger.row(episode_id).state == "running", description="it is taken")  # type: ignore[union-attr]
+    time.sleep(0.3)
+    assert field.farm.redis.zscore(Keys.PERMITS, episode_id) is None, "no permit before the heartbeat"
+    field.farm.presence.beat_trainer("trainer-test")
+    running.episode.submit()
+    running.end()
+    field.check_ended(episode_id, Outcome.WRONG_ANSWER, roles=BOTH)
 
 
 def test_an_episode_cancelled_before_it_was_taken_makes_no_sandbox(field: Field) -> None:

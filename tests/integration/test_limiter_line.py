@@ -16,13 +16,13 @@ from orchestrator.errors import EpisodeAborted, LeaseLost
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.ledger import Lease
-from orchestrator.limiter import Admission, Answer
+from orchestrator.limiter import Admission, Answer, Limiter
 from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
 from tests.support.creators import Creator, create
 from tests.support.line import PROMPT_SECONDS, Waiter, end, queue_up, running
-from tests.support.truth import a_receipt, admit, farm_settings, leased, opened_farm
+from tests.support.truth import a_receipt, a_spec, admit, farm_settings, leased, opened_farm
 from tests.support.waiting import wait_until
 
 CONTENDER = """
@@ -191,6 +191,20 @@ def test_waiters_that_no_longer_ask_are_taken_out_of_the_line(farm: Farm, redis:
     assert time.monotonic() - since < PROMPT_SECONDS
     assert redis.zcard(Keys.WAITERS) == redis.zcard(Keys.WAITERS_SEEN) == 0
     end(farm, *held)
+
+
+@pytest.mark.parametrize("step_ms", [0, -60_000], ids=["in-one-millisecond", "while-the-clock-steps-back"])
+def test_first_come_first_served_is_by_who_asked_first_not_by_a_clock(farm: Farm, redis: Redis, step_ms: int) -> None:
+    clock = {"now": 1_700_000_000_000}
+    limiter = Limiter(farm.redis, concurrency_limit=1, creation_rate=0, clock_ms=lambda: clock["now"])
+    holder, *waiting = (leased(farm, a_spec(f"e-{9 - n}")) for n in range(6))
+    answers = []
+    for spec, _ in (holder, *waiting):
+        answers.append(limiter.ask(spec.episode_id, reservation_id=None))
+        clock["now"] += step_ms
+    assert answers == [Answer.GRANTED, *[Answer.WAIT] * 5]
+    assert redis.zrange(Keys.WAITERS, 0, -1) == [spec.episode_id for spec, _ in waiting]
+    end(farm, holder, *waiting)
 
 
 def test_a_waiter_that_waited_long_enough_ends_with_admission_timeout(farm: Farm, redis: Redis) -> None:

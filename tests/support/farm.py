@@ -28,7 +28,7 @@ from orchestrator.settings import Budgets
 from orchestrator.tasks import Task
 from orchestrator.vocabulary import Drive
 from tests.support.checks import Checks
-from tests.support.ground import BUDGETS, KEY, Ground, ground, open_settings
+from tests.support.ground import BUDGETS, KEY, Ground, ground, lasting_database, open_settings
 from tests.support.policies import REPORT, candidate, repaired, script, weekly_sales, write_file
 from tests.support.processes import ROOT, Marked, WorkerProcess, children, exists
 from tests.support.reconcilers import reconciler_of
@@ -70,8 +70,9 @@ def field(ground: Ground) -> Iterator[Field]:
 @contextmanager
 def open_field(ground: Ground, *, own_database: bool = False, **changes: Any) -> Iterator[Field]:
     """An empty farm with settings changed; ends what it handed out."""
-    settings = open_settings(ground, own_database=own_database, **changes)
     with ExitStack() as exits:
+        database = exits.enter_context(lasting_database()) if own_database else None
+        settings = open_settings(ground, database=database, **changes)
         yield Field(settings, open_farm(settings), E2BProvider(KEY, api_url=ground.sandboxes.url), ground, exits, [])
 
 
@@ -143,10 +144,11 @@ class Field(Checks):
         )
         return jobs._Run(context, spec, attempt).run()
 
-    def remote(self, spec: EpisodeSpec, **options: Any) -> Running:
-        """Run a remote episode in a thread; its trainer is alive for `trainer_lost_seconds`."""
+    def remote(self, spec: EpisodeSpec, *, trainer_alive: bool = True, **options: Any) -> Running:
+        """Run a remote episode in a thread; its trainer is alive for `trainer_lost_seconds`, or not yet."""
         assert spec.trainer_id is not None
-        self.farm.presence.beat_trainer(spec.trainer_id)
+        if trainer_alive:
+            self.farm.presence.beat_trainer(spec.trainer_id)
         self.farm.ledger.open(spec)
         failures: list[BaseException] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ BUDGETS = Budgets(
 """Like the defaults, but a command that hangs costs a test two seconds instead of ten."""
 
 _DATABASES = itertools.cycle(range(12))
-_LASTING_DATABASES = iter(range(12, 16))
-"""For farms that live longer than a test; nobody else empties them."""
+_LASTING_DATABASES = set(range(12, 16))
+"""Free ones for farms that live longer than a test; nobody else empties them."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,20 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         yield Ground(redis, sandboxes, terminus_url, directory)
 
 
-def open_settings(ground: Ground, *, own_database: bool = False, **changes: Any) -> Settings:
+@contextmanager
+def lasting_database() -> Iterator[int]:
+    """A database that is nobody else's until the block ends."""
+    assert _LASTING_DATABASES, "more farms are open at once than this Redis has databases for"
+    number = _LASTING_DATABASES.pop()
+    try:
+        yield number
+    finally:
+        _LASTING_DATABASES.add(number)
+
+
+def open_settings(ground: Ground, *, database: int | None = None, **changes: Any) -> Settings:
     """Settings that reach the session's servers and an empty database."""
-    number = next(_LASTING_DATABASES if own_database else _DATABASES)
+    number = next(_DATABASES) if database is None else database
     url = re.sub(r"db=\d+", f"db={number}", ground.redis.url)
     with Redis.from_url(url) as redis:
         redis.flushdb()
