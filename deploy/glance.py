@@ -52,6 +52,7 @@ def facts_of(reading: Status) -> list[Fact]:
     """What `rollout-farm status` says."""
     capacity = reading.capacity
     orphans = f"; orphans deleted so far: {reading.orphans_deleted}" if reading.orphans_deleted else ""
+    reconciler = f"{reading.leader or 'NONE'}, last round {show_moment(reading.reconciled_at)}{orphans}"
     facts = [
         Fact("workers", f"{len(reading.workers)} ({capacity.live_slots} live slots)"),
         Fact(
@@ -65,7 +66,7 @@ def facts_of(reading: Status) -> list[Fact]:
         ),
         Fact("outcomes", ", ".join(f"{name} {count}" for name, count in reading.outcomes.items()) or "none yet"),
         _spending(reading),
-        Fact("reconciler", f"{reading.leader or 'NONE'}{orphans}", alarm=reading.leader is None),
+        Fact("reconciler", reconciler, alarm=reading.leader is None),
     ]
     facts += [Fact("worker", f"{row.worker_id} on {row.host}, pid {row.pid}, {row.state}") for row in reading.workers]
     facts += [

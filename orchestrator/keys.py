@@ -39,6 +39,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:mailbox:<e>:outbox   | list   | number:result, wakes the pool                      | slot              | same |
 | farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention |
 | farm:unresolved           | hash   | kind:id -> what reconcilers could not do, and why | reconciler       | empties itself |
+| farm:reconciled           | string | when a whole round ended last, ms of Redis       | reconciler        | 7 days |
 | farm:reconciler           | string | the leader's name                                | reconciler        | 10 s, renewed |
 
 RQ's own keys start with `rq:`.
@@ -101,6 +102,7 @@ class Keys:
     RESERVING = FARM + "reserving"
     SLOTS = FARM + "slots"
     WORKER_PREFIX = FARM + "worker:"
+    RECONCILED = FARM + "reconciled"
     RECONCILER = FARM + "reconciler"
     UNRESOLVED = FARM + "unresolved"
 

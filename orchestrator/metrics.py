@@ -36,6 +36,7 @@ from orchestrator.counts import (
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.limiter import Reading as LimiterReading
+from orchestrator.presence import worker_of
 from orchestrator.unresolved import ORPHANS_DELETED
 from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
 
@@ -53,11 +54,13 @@ class Reading:
     queue: str
     queued: int
     slots: tuple[str, ...]
-    """Names of the live ones, `<worker>-<number>`."""
+    """Names of the live ones (presence.slot_name)."""
     leased: int
     rates: Rates
     budget: Balance
     """The farm's."""
+    reconciled_at: float | None
+    """When reconcilers ended a whole round last, in unix seconds."""
 
 
 def read(farm: Farm) -> Reading:
@@ -72,6 +75,7 @@ def read(farm: Farm) -> Reading:
         leased=farm.redis.zcard(Keys.LEASES),
         rates=farm.settings.rates(),
         budget=farm.budget.read(),
+        reconciled_at=farm.ledger.unresolved.reconciled_at(),
     )
 
 
@@ -159,7 +163,7 @@ def _now(reading: Reading) -> Iterator[Metric]:
     busy = min(reading.leased, live)
     yield _gauge("farm_slots", "Live slots.", "state", {"busy": busy, "idle": live - busy})
     workers = GaugeMetricFamily("farm_workers", "Workers with a live slot.")
-    workers.add_metric([], len({slot.rpartition("-")[0] for slot in reading.slots}))
+    workers.add_metric([], len({worker_of(slot) for slot in reading.slots}))
     yield workers
     sandboxes = GaugeMetricFamily("farm_sandboxes", "Sandboxes that may be running.", labels=["role", "state"])
     found = {(row.role, row.state): row.count for row in reading.running}
@@ -170,6 +174,11 @@ def _now(reading: Reading) -> Iterator[Metric]:
     stuck = GaugeMetricFamily("farm_unresolved_allocations", "Sandboxes whose end or existence is not confirmed.")
     stuck.add_metric([], sum(row.count for row in reading.running if row.state.stuck))
     yield stuck
+    reconciled = GaugeMetricFamily(
+        "farm_reconciled_timestamp_seconds", "When reconcilers ended a whole round last, by Redis's clock; 0: never."
+    )
+    reconciled.add_metric([], reading.reconciled_at or 0)
+    yield reconciled
 
 
 def _limits(limiter: LimiterReading) -> Iterator[Metric]:

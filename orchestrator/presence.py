@@ -12,6 +12,16 @@ from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
 
 
+def slot_name(worker_id: str, number: int, start: int = 1) -> str:
+    """The name of a worker's slot; each start of it has one of its own, for RQ refuses a name that still lives."""
+    return f"{worker_id}-{number}" + (f".{start}" if start > 1 else "")
+
+
+def worker_of(slot: str) -> str:
+    """The worker that a slot of this name belongs to."""
+    return slot.rpartition("-")[0]
+
+
 @dataclass(frozen=True)
 class WorkerRow:
     """A worker as its supervisor last described it."""
@@ -54,7 +64,7 @@ class Presence:
 
     def workers_of(self, slots: Iterable[str]) -> list[WorkerRow]:
         """Those that these slots belong to, without looking through all keys as `workers` does."""
-        return self._rows([Keys.worker(name) for name in {slot.rpartition("-")[0] for slot in slots}])
+        return self._rows([Keys.worker(name) for name in {worker_of(slot) for slot in slots}])
 
     def _rows(self, keys: Sequence[str]) -> list[WorkerRow]:
         pipeline = self._redis.pipeline(transaction=False)
@@ -65,18 +75,13 @@ class Presence:
         return sorted(rows, key=lambda row: row.worker_id)
 
     def live_slots(self) -> list[str]:
-        """Names of the live slots, `<worker>-<number>`, without looking through all keys as `workers` does."""
+        """Names of the live slots, without looking through all keys as `workers` does."""
         seconds, micros = self._redis.time()
         return cast("list[str]", self._redis.zrangebyscore(Keys.SLOTS, seconds * 1000 + micros // 1000, "+inf"))
 
     def taking(self, host: str) -> list[str]:
-        """Ids of the workers of this host that have a live slot, and so take episodes; cheap on a large farm."""
-        stems = {slot.rpartition("-")[0] for slot in self.live_slots()}
-        names = sorted(stems | {stem.rpartition("-")[0] for stem in stems})  # of a slot that was started again too
-        pipeline = self._redis.pipeline(transaction=False)
-        for name in names:
-            pipeline.hget(Keys.worker(name), "host")
-        return [name for name, found in zip(names, pipeline.execute(), strict=True) if found == host]
+        """Ids of the workers of this host that have a live slot, and so take episodes."""
+        return [row.worker_id for row in self.workers_of(self.live_slots()) if row.host == host]
 
     def beat_trainer(self, trainer_id: str) -> None:
         """Say that this trainer process is alive."""

@@ -34,6 +34,8 @@ class Status:
     """What the reconcilers could not do, besides those sandboxes: orphans, rows, a provider that does not answer."""
     leader: str | None = None
     """The reconciler that leads; None when nobody does, and killed workers' episodes stay open."""
+    reconciled_at: float | None = None
+    """When reconcilers ended a whole round last, in unix seconds of Redis."""
     orphans_deleted: int = 0
     budget: Balance = UNTOUCHED
     """The farm's."""
@@ -53,6 +55,7 @@ class Status:
             "unresolved": [row.model_dump(mode="json") for row in self.unresolved],
             "not_settled": [item.as_json() for item in self.not_settled],
             "leader": self.leader,
+            "reconciled_at": self.reconciled_at,
             "orphans_deleted": self.orphans_deleted,
             "budget": self.budget.as_json(),
             "burn_usd_per_hour": usd_text(self.burn_picousd_per_hour),
@@ -80,6 +83,7 @@ def read_status(farm: Farm) -> Status:
         unresolved=unresolved,
         not_settled=tuple(item for item in ledger.unresolved.items() if item.id not in shown),
         leader=leader(farm.redis),
+        reconciled_at=ledger.unresolved.reconciled_at(),
         orphans_deleted=int(counters.get(ORPHANS_DELETED, 0)),
         budget=farm.budget.read(),
         burn_picousd_per_hour=burn_picousd_per_hour(unsettled, ledger.allocations.rates, ledger.now()),

@@ -1,7 +1,8 @@
-"""What the reconcilers could not do, by id, until it is done: shown by status, and how orphans are not forgotten.
+"""What the last whole round of reconciling could not do, by id, and when that round was.
 
-What always holds: an orphan stands here before its deletion is asked for, so that it is counted once and a process that
-dies half-way leaves it to the next; what has been settled is struck off by the next whole round.
+Shown by status, and how orphans are not forgotten. What always holds: an orphan stands here before its deletion is
+asked for, so that it is counted once and a process that dies half-way leaves it to the next; what has been settled is
+struck off by the next whole round.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from redis import Redis
 
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
+
+_REMEMBERED_SECONDS = 7 * 24 * 3600
 
 ORPHANS_DELETED = "orphans_deleted"
 """The counter of deleted orphans; settle_orphan.lua moves it."""
@@ -86,6 +89,12 @@ class Unresolved:
         for (kind, name), reason in found.items():
             if kind is not Kind.SANDBOX:
                 self.keep(kind, name, reason, now=now)
+        self._redis.set(Keys.RECONCILED, int(now * 1000), ex=_REMEMBERED_SECONDS)
+
+    def reconciled_at(self) -> float | None:
+        """When the last whole round ended, in unix seconds of Redis; None when that is a week ago or never was."""
+        found = cast("str | None", self._redis.get(Keys.RECONCILED))
+        return None if found is None else int(found) / 1000
 
 
 def _item(field: str, text: str) -> Item:

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from orchestrator.connection import client
 from orchestrator.farm import open_farm
-from orchestrator.presence import Presence, WorkerRow
+from orchestrator.presence import Presence, WorkerRow, slot_name
 from orchestrator.provider import Provider
 from orchestrator.settings import Budgets, Settings
 from orchestrator.vocabulary import SLOTS_PER_WORKER
@@ -124,7 +124,7 @@ class Supervisor:
     def _slot_main(self, number: int) -> Callable[[int], None]:
         def main(start: int) -> None:
             self._listener.close()
-            name = f"{self._worker_id}-{number}" + (f"-{start}" if start > 1 else "")  # RQ refuses a live name twice
+            name = slot_name(self._worker_id, number, start)
             run_slot(
                 SlotContext(
                     self._settings,

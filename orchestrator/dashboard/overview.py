@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from urllib.parse import urlencode
 
@@ -11,6 +12,7 @@ from orchestrator.dashboard.lookout import Snapshot, View
 from orchestrator.dashboard.markup import NOTHING, Child, Markup, element, joined
 from orchestrator.dashboard.wording import clock, counted, day_and_clock, dollars, seconds
 from orchestrator.ledger import EpisodeRow
+from orchestrator.presence import worker_of
 from orchestrator.unresolved import ORPHANS_DELETED
 from orchestrator.vocabulary import Outcome, Role
 
@@ -212,10 +214,9 @@ def outcome_class(outcome: Outcome) -> str:
 
 def workers(snapshot: Snapshot) -> Markup:
     """Who is alive."""
-    live = {slot.rpartition("-")[0] for slot in snapshot.reading.slots}
-    counts = {name: sum(slot.rpartition("-")[0] == name for slot in snapshot.reading.slots) for name in live}
+    counts = Counter(worker_of(slot) for slot in snapshot.reading.slots)
     rows = [
-        (row.worker_id, row.host, str(row.pid), f"{counts.get(row.worker_id, 0)} of {row.slots}", row.state)
+        (row.worker_id, row.host, str(row.pid), f"{counts[row.worker_id]} of {row.slots}", row.state)
         for row in snapshot.workers[:_WORKER_ROWS]
     ]
     more = f", the first {_WORKER_ROWS}" if len(snapshot.workers) > _WORKER_ROWS else ""

@@ -137,6 +137,7 @@ def test_every_name_of_the_design_is_there_and_none_carries_an_id(lasting: Field
     counters |= {"sandbox_seconds", "cost_usd"}
     gauges = {"queue_episodes", "slots", "workers", "sandboxes", "concurrency_limit", "creation_rate_limit"}
     gauges |= {"cooldown_seconds", "unresolved_allocations", "burn_usd_per_hour", "budget_usd", "redis_up"}
+    gauges |= {"reconciled_timestamp_seconds"}
     histograms = {"episode_phase_seconds", "tool_call_seconds", "episode_reward", "episode_cost_usd"}
     for kind, names in (("counter", counters), ("gauge", gauges), ("histogram", histograms)):
         assert {name for name, family in families.items() if family.type == kind} == {f"farm_{name}" for name in names}
@@ -185,6 +186,7 @@ def test_what_goes_on_now_is_seen(redis_url: str) -> None:
     assert value(found, "farm_concurrency_limit", kind="configured") == 5
     assert value(found, "farm_creation_rate_limit", kind="effective") == 2
     assert value(found, "farm_redis_up") == 1
+    assert value(found, "farm_reconciled_timestamp_seconds") == 0
 
 
 def test_a_late_settlement_is_in_the_cost_of_its_episode_and_counted_once(redis_url: str) -> None:

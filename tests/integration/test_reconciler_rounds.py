@@ -139,3 +139,20 @@ def test_one_reconciler_leads_at_a_time_and_hands_over(scene: Scene, redis_url: 
     assert row is not None
     assert row.state is EpisodeState.RUNNING
     scene.farm.ledger.commit(a_receipt(spec), lease.token)
+
+
+def test_it_is_noted_when_a_whole_round_ended_and_not_when_the_lead_was_lost(scene: Scene) -> None:
+    unresolved = scene.farm.ledger.unresolved
+    spec, _, _ = scene.started()
+    scene.kill(spec)
+    scene.reconciler.interrupted()
+    assert unresolved.reconciled_at() is None
+    scene.round()
+    first = unresolved.reconciled_at()
+    assert first is not None
+    assert abs(first - scene.ledger.now()) < 5
+    scene.pass_time(LEASE_SECONDS + 1)
+    assert scene.reconciler.run_once(leading=lambda: False).finished == []
+    assert unresolved.reconciled_at() == first, "it stopped half-way"
+    assert scene.round().finished == [spec.episode_id]
+    assert (unresolved.reconciled_at() or 0) > first

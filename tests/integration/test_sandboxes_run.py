@@ -123,7 +123,7 @@ def test_output_of_exactly_the_limit_is_not_cut(run: Run) -> None:
 @pytest.mark.parametrize("background", ["sleep 60", "setsid sleep 60", "while :; do echo x; sleep 0.01; done", "yes"])
 def test_a_background_process_that_holds_stdout_does_not_hold_the_call(run: Run, background: str) -> None:
     began = time.monotonic()
-    result = run(f"({background}) & echo started; exit 5")
+    result = run(f"echo started; ({background}) & exit 5")
     took = time.monotonic() - began
     run("kill $(pgrep -f 'sleep 60') $(pgrep -x yes); true")
     assert b"started\n" in result.stdout

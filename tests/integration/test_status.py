@@ -65,7 +65,7 @@ def test_a_hosts_own_workers_are_those_with_a_live_slot(farm: Farm) -> None:
 
     assert farm.presence.taking("host-a") == []
     beat("worker-a", "host-a", "worker-a-1", "worker-a-2")
-    beat("restarted-1", "host-a", "restarted-1-1-3")
+    beat("restarted-1", "host-a", "restarted-1-1.3")
     beat("draining", "host-a")
     beat("worker-b", "host-b", "worker-b-1")
     assert farm.presence.taking("host-a") == ["restarted-1", "worker-a"]
