@@ -191,6 +191,7 @@ class Pool:
             self.ledger,
             finished,
             self._queue,
+            lease_lost_seconds=self.settings.lease_lost_seconds,
         )
         with self._keeping:  # another thread may have submitted the same id meanwhile: both get one handle
             return self._episodes.setdefault(spec.episode_id, episode)

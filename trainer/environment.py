@@ -43,9 +43,6 @@ logger = logging.getLogger(__name__)
 OnAbort = Literal["raise", "exclude"]
 """What an aborted episode does to the run: end it, or be left out of the training data. Never a zero."""
 
-_CLOSE_MARGIN_SECONDS = 30.0
-"""Beyond a running command and the clean-up: what closing waits for a receipt before it says that there is none."""
-
 
 class RemoteEpisode:
     """One environment of TRL's: reset for each completion, then an episode somewhere on the farm.
@@ -267,22 +264,21 @@ class RemoteEpisodes:
             logger.error("episodes not cancelled, they end as trainer_lost when this process has gone: %s", error)
 
     def close(self) -> None:
-        """End every episode begun here, wait until their sandboxes are settled, give back what is reserved.
+        """End every episode begun here, wait until they have their receipts, give back what is reserved.
 
         Can be called again. Never raises: what could not be closed is logged.
         """
         self._end_batch()
         self.cancel()
-        budgets = self.pool.settings.budgets
-        ends = time.monotonic() + budgets.cleanup_seconds + budgets.message_seconds + _CLOSE_MARGIN_SECONDS
+        began = time.monotonic()
         for environment in self._made:
             episode, environment._episode = environment._episode, None
             if episode is None or environment._reward is not None:
                 continue
             try:
-                episode.wait(timeout_seconds=max(0.1, ends - time.monotonic()))
+                episode.wait(timeout_seconds=max(0.1, began + episode.closing_seconds - time.monotonic()))
             except ReceiptOverdue as error:
-                logger.error("still open: %s; look at: rollout-farm status", error)
+                logger.error("still open: %s", error)
             except FarmError as error:
                 logger.error("not seen to end: %s", error)
                 return

@@ -39,7 +39,14 @@ from openenv.core.harness import (  # type: ignore[import-untyped]
 )
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, CommandRefused, EpisodeClosed, FarmError, InfrastructureLost
+from orchestrator.errors import (
+    CapacityError,
+    CommandRefused,
+    EpisodeClosed,
+    FarmError,
+    InfrastructureLost,
+    ReceiptOverdue,
+)
 from orchestrator.pool import Pool
 from orchestrator.settings import Settings
 from orchestrator.tasks import Task, TaskError, parse_task
@@ -79,7 +86,6 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         *,
         messages: list[Message],
         session_id: str | None,
-        close_seconds: float,
         without_workers: Callable[[threading.Event], CapacityError | None],
         forget: Callable[[], None],
     ) -> None:
@@ -87,7 +93,6 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         self._tally = tally
         self._messages = messages
         self._session_id = session_id
-        self._close_seconds = close_seconds
         self._without_workers = without_workers
         self._forget = forget
         self._ready = False
@@ -158,8 +163,8 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         return self._verified
 
     def close(self) -> None:
-        """End the episode if it has not ended, and wait until its sandboxes are settled. Never raises, and can be
-        called again and from any thread: what cannot be closed is logged and counted, and the farm ends it.
+        """End the episode if it has not ended, and wait until it has its receipt. Never raises, and can be called
+        again and from any thread: what cannot be closed is logged and counted, and the farm ends it.
         """
         with self._closed:  # a second caller waits until it is true
             if self._closing.is_set():
@@ -168,9 +173,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
             if self._counts_now():
                 self._tally.abandoned()
             try:
-                if self.episode.receipt() is None:
-                    self.episode.cancel()
-                    self.episode.wait(self._close_seconds)
+                self.episode.close()
             except FarmError as error:
                 self._tally.unclosed()
                 logger.error("session not closed: %s", error, extra={"episode": self.episode.episode_id})
@@ -193,7 +196,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         watcher.start()
         try:
             self.episode.reset()
-        except InfrastructureLost:
+        except (InfrastructureLost, ReceiptOverdue):
             if found:
                 raise found[0] from None
             raise
@@ -306,7 +309,6 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
             self._tally,
             messages=messages,
             session_id=episode_id,
-            close_seconds=self._close_seconds(episode),
             without_workers=lambda answered: _no_worker(pool, self._patience, answered),
             forget=lambda: pool.forget(episode),
         )
@@ -324,11 +326,6 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
             if self._pool is None or self._owner != os.getpid():  # a fork must not share its parent's sockets
                 self._pool, self._owner = Pool(self._settings, run_id=self.run_id), os.getpid()
             return self._pool
-
-    def _close_seconds(self, episode: Episode) -> float:
-        """The call on its way, both deletions, and a worker that has to be found dead first."""
-        budgets = episode.spec.budgets
-        return budgets.message_seconds + 2 * budgets.cleanup_seconds + 2 * self._settings.lease_lost_seconds
 
     def _chosen(self, task: Any) -> Task:
         if isinstance(task, list) and task and isinstance(task[-1], dict):
