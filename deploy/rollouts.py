@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -58,14 +57,9 @@ def run_scripted(
             yield settled
 
 
-def as_json(settled: SettledReceipt) -> dict[str, Any]:
-    """One receipt with its sandboxes, as printed."""
-    return settled.as_json()
-
-
 def json_line(settled: SettledReceipt) -> str:
     """One receipt as one line."""
-    return json.dumps(as_json(settled))
+    return json.dumps(settled.as_json())
 
 
 def summary(receipts: Sequence[SettledReceipt]) -> Table:

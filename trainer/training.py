@@ -138,7 +138,7 @@ def train(
         take_back(plan.output_dir / RECEIPTS)
         with ReceiptLog(pool, plan.output_dir / RECEIPTS, watcher.ended) as log:
             trainer.train(resume_from_checkpoint=state)
-        trainer.save_model(str(plan.output_dir / MODEL))
+            trainer.save_model(str(plan.output_dir / MODEL))  # the model outlives a receipt that cannot be written
         return TrainingResult(
             pool.run_id,
             main,
