@@ -23,7 +23,7 @@ from orchestrator.budget import Balance
 from orchestrator.cancellation import Cancellation, Ending
 from orchestrator.connection import BLOCK_SECONDS, redis_border, require_answer
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, FarmError, ReceiptOverdue, RedisUnavailable
+from orchestrator.errors import CapacityError, FarmError, PlacesTaken, ReceiptOverdue, RedisUnavailable
 from orchestrator.farm import open_farm
 from orchestrator.finished import START, Finished
 from orchestrator.limiter import Capacity, Limiter
@@ -122,8 +122,8 @@ class Pool:
     def reserve(self, count: int, *, wait_seconds: float = 0.0) -> Reservation:
         """Reserve `count` places, all or nothing, waiting at most `wait_seconds` for them to be free.
 
-        Raises CapacityError: at once when the batch could never be live together, saying what to add; or after the
-        wait when other episodes still hold the places.
+        Raises CapacityError: NeverFits at once when the batch could never be live together, saying what to add;
+        PlacesTaken after the wait when other episodes still hold the places; itself for a count that is none.
         """
         if not isinstance(count, int):
             raise CapacityError(f"a batch is a whole number of episodes, got {count!r}: give an int")
@@ -135,7 +135,7 @@ class Pool:
         while not self._limiter.reserve(reservation_id, count, life_seconds=life, asks_again=wait_seconds > 0):
             if time.monotonic() >= ends:
                 free = self.capacity()
-                raise CapacityError(
+                raise PlacesTaken(
                     f"{count} places wanted, {free.free} free now ({free.live_slots} slots, limit "
                     f"{free.concurrency_limit}, {free.permits} running, {free.reserved} reserved): "
                     "wait for running episodes (wait_seconds=...) or add workers"

@@ -40,11 +40,11 @@ from openenv.core.harness import (  # type: ignore[import-untyped]
 
 from orchestrator.episodes import Episode
 from orchestrator.errors import (
-    CapacityError,
     CommandRefused,
     EpisodeClosed,
     FarmError,
     InfrastructureLost,
+    NeverFits,
     ReceiptOverdue,
 )
 from orchestrator.pool import Pool
@@ -86,7 +86,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         *,
         messages: list[Message],
         session_id: str | None,
-        without_workers: Callable[[threading.Event], CapacityError | None],
+        without_workers: Callable[[threading.Event], NeverFits | None],
         forget: Callable[[], None],
     ) -> None:
         self.episode = episode
@@ -185,7 +185,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         if self._ready:
             return
         answered = threading.Event()
-        found: list[CapacityError] = []
+        found: list[NeverFits] = []
 
         def watch() -> None:
             if (error := self._without_workers(answered)) is not None:
@@ -362,7 +362,7 @@ def _wrong_call(name: str, arguments: dict[str, Any]) -> str | None:
     return None
 
 
-def _no_worker(pool: Pool, patience_seconds: float, answered: threading.Event) -> CapacityError | None:
+def _no_worker(pool: Pool, patience_seconds: float, answered: threading.Event) -> NeverFits | None:
     """Wait until `answered`, or until no worker has been alive for `patience_seconds`: then what to do about it."""
     seen_at = time.monotonic()
     while not answered.wait(min(5.0, patience_seconds / 4)):
@@ -373,7 +373,7 @@ def _no_worker(pool: Pool, patience_seconds: float, answered: threading.Event) -
         if alive:
             seen_at = time.monotonic()
         elif time.monotonic() - seen_at > patience_seconds:
-            return CapacityError(
+            return NeverFits(
                 f"no worker has been alive for {patience_seconds:g} s: start `rollout-farm worker` or `rollout-farm "
                 "up`, with the same REDIS_URL and FARM_QUEUE"
             )

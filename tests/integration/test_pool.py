@@ -17,7 +17,15 @@ from redis.retry import Retry
 
 from deploy.embedded import EmbeddedRedis
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, EpisodeAborted, FarmError, ReceiptOverdue, RedisUnavailable
+from orchestrator.errors import (
+    CapacityError,
+    EpisodeAborted,
+    FarmError,
+    NeverFits,
+    PlacesTaken,
+    ReceiptOverdue,
+    RedisUnavailable,
+)
 from orchestrator.farm import open_farm
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool
@@ -169,9 +177,9 @@ def test_a_batch_that_could_never_fit_is_refused_without_waiting(pool: Pool, red
     with opened_farm(redis_url, concurrency_limit=4) as farm:
         beat_slots(farm, 2)
     began = time.monotonic()
-    with pytest.raises(CapacityError, match="add 1 worker"):
+    with pytest.raises(NeverFits, match="add 1 worker"):
         pool.reserve(4, wait_seconds=30)
-    with pytest.raises(CapacityError, match="FARM_CONCURRENCY_LIMIT to 5"):
+    with pytest.raises(NeverFits, match="FARM_CONCURRENCY_LIMIT to 5"):
         pool.reserve(5, wait_seconds=30)
     assert time.monotonic() - began < 2
 
@@ -180,7 +188,7 @@ def test_a_batch_that_does_not_fit_now_is_waited_for_and_then_refused(pool: Pool
     with opened_farm(redis_url, concurrency_limit=4) as farm:
         beat_slots(farm, 4)
         held = pool.reserve(3)
-        with pytest.raises(CapacityError, match="1 free now"):
+        with pytest.raises(PlacesTaken, match="1 free now"):
             pool.reserve(2, wait_seconds=0.15)
         threading.Timer(0.1, held.release).start()
         with pool.reserve(2, wait_seconds=10):

@@ -79,7 +79,12 @@ def test_a_receipt_that_cannot_be_read_ends_the_run(pool: Pool, redis: Redis, tm
 def test_what_ended_the_block_is_not_hidden_by_it(pool: Pool) -> None:
     ended(pool)
     with pytest.raises(ZeroDivisionError), ReceiptLog(pool, FULL, nothing) as log:
-        1 / (1 if wait_until(lambda: log._failure, description="it could not be written") is None else 0)
+        fail_after(log)
+
+
+def fail_after(log: ReceiptLog) -> None:
+    wait_until(lambda: log._failure, description="the receipt could not be written")
+    raise ZeroDivisionError
 
 
 def test_a_receipt_that_was_not_written_is_not_counted_as_written(pool: Pool) -> None:
