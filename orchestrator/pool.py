@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from orchestrator.budget import Balance
 from orchestrator.cancellation import Cancellation, Ending
-from orchestrator.connection import BLOCK_SECONDS, redis_border, require_answer
+from orchestrator.connection import BLOCK_SECONDS, Patience, redis_border, require_answer
 from orchestrator.episodes import Episode
 from orchestrator.errors import CapacityError, FarmError, PlacesTaken, ReceiptOverdue, RedisUnavailable
 from orchestrator.farm import open_farm
@@ -83,6 +83,7 @@ class Pool:
         farm = open_farm(settings)
         require_answer(settings)
         self.redis, self.ledger = farm.redis, farm.ledger
+        Patience().shared_by(farm.redis, farm.queue.rq.connection)
         self._limiter, self._queue, self._presence = farm.limiter, farm.queue, farm.presence
         self._budget = farm.budget
         if budget_usd is not None:

@@ -48,7 +48,8 @@ class AskedPool(Pool):
 
 @pytest.fixture
 def pool(settings: Settings) -> Iterator[AskedPool]:
-    with AskedPool(settings) as pool:
+    pool = AskedPool(settings)
+    with pool:
         yield pool
     pool.redis.close()
 
