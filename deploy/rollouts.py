@@ -11,7 +11,7 @@ from rich.table import Table
 
 from deploy.terminal import errors, safe
 from orchestrator.cost import usd
-from orchestrator.errors import FarmError, ReceiptOverdue
+from orchestrator.errors import FarmError
 from orchestrator.pool import Pool
 from orchestrator.records import Script, SettledReceipt
 from orchestrator.tasks import Task
@@ -40,19 +40,7 @@ def run_scripted(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors(), transient=False) as bar:
         row = bar.add_task("episodes", total=len(submitted))
-        waiting = pool.as_completed(submitted, timeout_seconds=5)
-        seen = set()
-        while True:
-            try:
-                settled = next(waiting)
-            except StopIteration:
-                return
-            except ReceiptOverdue:
-                check()
-                left = [episode for episode in submitted if episode.episode_id not in seen]
-                waiting = pool.as_completed(left, timeout_seconds=5)
-                continue
-            seen.add(settled.receipt.episode_id)
+        for settled in pool.as_completed(submitted, check=check):
             bar.advance(row)
             yield settled
 

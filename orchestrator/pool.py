@@ -11,7 +11,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from types import TracebackType
@@ -198,9 +198,13 @@ class Pool:
             return self._episodes.setdefault(spec.episode_id, episode)
 
     def as_completed(
-        self, episodes: Iterable[Episode] | None = None, *, timeout_seconds: float | None = None
+        self,
+        episodes: Iterable[Episode] | None = None,
+        *,
+        timeout_seconds: float | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> Iterator[SettledReceipt]:
-        """Yield receipts as episodes end.
+        """Yield receipts as episodes end; `check` is called when none did for some seconds, and may raise to give up.
 
         Raises ReceiptOverdue (a TimeoutError) when nothing ended for `timeout_seconds`, FarmError when the farm knows
         one no longer.
@@ -221,6 +225,7 @@ class Pool:
             patience = BLOCK_SECONDS if timeout_seconds is None else quiet_since + timeout_seconds - time.monotonic()
             ended = redis_border(self._finished.after)(position, patience)
             if not ended:
+                check()
                 self._require_known(waiting)
             for entry, episode_id in ended:
                 position = entry
@@ -274,7 +279,7 @@ class Pool:
 
     @redis_border
     def _require_known(self, episodes: Iterable[str]) -> None:
-        if gone := [episode for episode in episodes if not self.ledger.knows(episode)]:
+        if gone := self.ledger.unknown(episodes):
             raise FarmError(f"the farm does not know {gone[0]} (any more): its Redis was emptied, or it is old")
 
     def _beat(self) -> None:

@@ -132,6 +132,24 @@ def test_when_nothing_ends_as_completed_says_so_in_time(pool: Pool) -> None:
     episode.close()
 
 
+def test_whoever_waits_may_look_after_the_farm_and_give_up(pool: Pool) -> None:
+    def check() -> None:
+        raise LookupError("the farm's worker has ended")
+
+    episode = pool.submit(TASK, policy=SCRIPT)
+    with pytest.raises(LookupError):
+        list(pool.as_completed(timeout_seconds=0.2, check=check))
+    episode.close()
+
+
+def test_who_is_unknown_is_found_among_any_number(pool: Pool, slot: TinySlot) -> None:
+    ended, last = (pool.submit(TASK, policy=SCRIPT) for _ in range(2))
+    pool.receipts([ended, last])
+    names = [ended.episode_id, *(f"e-{number}" for number in range(1500)), last.episode_id]
+    assert pool.ledger.unknown(names) == names[1:-1]
+    assert pool.ledger.unknown([]) == []
+
+
 def test_two_trainers_on_one_farm_see_their_own_runs(pool: Pool, slot: TinySlot, settings: Settings) -> None:
     with Pool(settings) as other:
         theirs = other.submit(TASK, policy=SCRIPT)
