@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -246,6 +246,16 @@ class Ledger:
         """Whether there is a row or a receipt of this episode."""
         return bool(self._redis.exists(Keys.episode(episode_id), Keys.receipt(episode_id)))
 
+    def unknown(self, episode_ids: Iterable[str]) -> list[str]:
+        """Those of these episodes that have neither row nor receipt; a round trip for each thousand."""
+        gone = []
+        for some in _in_parts(list(episode_ids)):
+            pipeline = self._redis.pipeline(transaction=False)
+            for episode in some:
+                pipeline.exists(Keys.episode(episode), Keys.receipt(episode))
+            gone += [episode for episode, found in zip(some, pipeline.execute(), strict=True) if not found]
+        return gone
+
     def count_lost_job(self, episode_id: str) -> int:
         """Count that the episode's job vanished before its lease was taken; how often by now."""
         return int(self._redis.hincrby(Keys.episode(episode_id), "lost_jobs", 1))
@@ -340,6 +350,10 @@ def _row(episode_id: str, raw: dict[str, str]) -> EpisodeRow | None:
         unsettled=int(raw["unsettled"]),
         outcome=Outcome(raw["outcome"]) if "outcome" in raw else None,
     )
+
+
+def _in_parts(rows: list[str], size: int = 1000) -> Iterator[list[str]]:
+    return (rows[begin : begin + size] for begin in range(0, len(rows), size))
 
 
 def _new_tag() -> str:

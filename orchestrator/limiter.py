@@ -19,7 +19,7 @@ from redis import Redis
 from orchestrator.connection import BLOCK_SECONDS
 from orchestrator.cost import LIST_PRICES, Rates
 from orchestrator.creations import Creation, Defaults, report
-from orchestrator.errors import CapacityError, ConcurrencyLimited, EpisodeAborted, LeaseLost, RateLimited, SettingsError
+from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, LeaseLost, NeverFits, RateLimited, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
 from orchestrator.settings import HIGHEST_CONCURRENCY, HIGHEST_RATE, LOWEST_RATE
@@ -255,14 +255,14 @@ class Limiter:
         """Reserve `count` places at once or none; False when they are not free now.
 
         A caller that `asks_again` within two seconds keeps its turn: places that become free are kept for it.
-        Raises CapacityError when they never could be.
+        Raises NeverFits when they never could be.
         """
         keys = [Keys.PERMITS, Keys.LIMITS, Keys.RESERVATIONS, Keys.SLOTS, Keys.RESERVING]
         limit, life_ms = self._defaults.concurrency_limit, int(life_seconds * 1000)
         args: list[str | int | float] = [limit, reservation_id, count, life_ms, int(asks_again)]
         fits, slots, configured, _, _ = self._scripts.run("reserve_batch", keys, args)
         if not fits and (slots < count or configured < count):
-            raise CapacityError(_never_fits(count, slots, configured))
+            raise NeverFits(_never_fits(count, slots, configured))
         return bool(fits)
 
     def drop_dead_creators(self) -> int:

@@ -11,7 +11,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from types import TracebackType
@@ -21,9 +21,9 @@ from redis.exceptions import RedisError
 
 from orchestrator.budget import Balance
 from orchestrator.cancellation import Cancellation, Ending
-from orchestrator.connection import BLOCK_SECONDS, redis_border, require_answer
+from orchestrator.connection import BLOCK_SECONDS, Patience, redis_border, require_answer
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, FarmError, ReceiptOverdue, RedisUnavailable
+from orchestrator.errors import CapacityError, FarmError, PlacesTaken, ReceiptOverdue, RedisUnavailable
 from orchestrator.farm import open_farm
 from orchestrator.finished import START, Finished
 from orchestrator.limiter import Capacity, Limiter
@@ -83,6 +83,7 @@ class Pool:
         farm = open_farm(settings)
         require_answer(settings)
         self.redis, self.ledger = farm.redis, farm.ledger
+        Patience().shared_by(farm.redis, farm.queue.rq.connection)
         self._limiter, self._queue, self._presence = farm.limiter, farm.queue, farm.presence
         self._budget = farm.budget
         if budget_usd is not None:
@@ -122,8 +123,8 @@ class Pool:
     def reserve(self, count: int, *, wait_seconds: float = 0.0) -> Reservation:
         """Reserve `count` places, all or nothing, waiting at most `wait_seconds` for them to be free.
 
-        Raises CapacityError: at once when the batch could never be live together, saying what to add; or after the
-        wait when other episodes still hold the places.
+        Raises CapacityError: NeverFits at once when the batch could never be live together, saying what to add;
+        PlacesTaken after the wait when other episodes still hold the places; itself for a count that is none.
         """
         if not isinstance(count, int):
             raise CapacityError(f"a batch is a whole number of episodes, got {count!r}: give an int")
@@ -135,7 +136,7 @@ class Pool:
         while not self._limiter.reserve(reservation_id, count, life_seconds=life, asks_again=wait_seconds > 0):
             if time.monotonic() >= ends:
                 free = self.capacity()
-                raise CapacityError(
+                raise PlacesTaken(
                     f"{count} places wanted, {free.free} free now ({free.live_slots} slots, limit "
                     f"{free.concurrency_limit}, {free.permits} running, {free.reserved} reserved): "
                     "wait for running episodes (wait_seconds=...) or add workers"
@@ -191,14 +192,19 @@ class Pool:
             self.ledger,
             finished,
             self._queue,
+            lease_lost_seconds=self.settings.lease_lost_seconds,
         )
         with self._keeping:  # another thread may have submitted the same id meanwhile: both get one handle
             return self._episodes.setdefault(spec.episode_id, episode)
 
     def as_completed(
-        self, episodes: Iterable[Episode] | None = None, *, timeout_seconds: float | None = None
+        self,
+        episodes: Iterable[Episode] | None = None,
+        *,
+        timeout_seconds: float | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> Iterator[SettledReceipt]:
-        """Yield receipts as episodes end.
+        """Yield receipts as episodes end; `check` is called when none did for some seconds, and may raise to give up.
 
         Raises ReceiptOverdue (a TimeoutError) when nothing ended for `timeout_seconds`, FarmError when the farm knows
         one no longer.
@@ -219,6 +225,7 @@ class Pool:
             patience = BLOCK_SECONDS if timeout_seconds is None else quiet_since + timeout_seconds - time.monotonic()
             ended = redis_border(self._finished.after)(position, patience)
             if not ended:
+                check()
                 self._require_known(waiting)
             for entry, episode_id in ended:
                 position = entry
@@ -272,7 +279,7 @@ class Pool:
 
     @redis_border
     def _require_known(self, episodes: Iterable[str]) -> None:
-        if gone := [episode for episode in episodes if not self.ledger.knows(episode)]:
+        if gone := self.ledger.unknown(episodes):
             raise FarmError(f"the farm does not know {gone[0]} (any more): its Redis was emptied, or it is old")
 
     def _beat(self) -> None:

@@ -138,7 +138,6 @@ def _one(farm: Farm, episode_id: str, chosen: Format, *, transcript: bool) -> It
     import json
 
     from deploy.receipt_formats import csv_lines, full_lines
-    from deploy.rollouts import as_json
     from orchestrator.errors import FarmError
     from orchestrator.transcripts import read_transcript
 
@@ -155,7 +154,7 @@ def _one(farm: Farm, episode_id: str, chosen: Format, *, transcript: bool) -> It
     if chosen is Format.CSV:
         yield from csv_lines([settled])
     elif chosen is Format.JSONL:
-        body = as_json(settled)
+        body = settled.as_json()
         yield json.dumps(body if entries is None else {**body, "transcript": entries})
     else:
         yield from full_lines(settled, entries)

@@ -166,6 +166,7 @@ class Field(Checks):
             self.farm.ledger,
             Finished(self.farm.redis, spec.run_id),
             self.farm.queue,
+            lease_lost_seconds=self.settings.lease_lost_seconds,
         )
         return Running(episode, thread, failures)
 
