@@ -1,7 +1,7 @@
 """What has to be done about what killed processes left behind, decided from one look at the farm. Pure.
 
-What always holds: nothing is declared lost before its lease has run out and Redis has been up for one lease time; a
-sandbox is an orphan only when its own row says that it is ours and no open allocation can have made it.
+What always holds: no slot, job or trainer is declared lost before its time has run out and Redis has been up for one
+lease time; a sandbox is an orphan only when its own row says that it is ours and no open allocation can have made it.
 """
 
 from __future__ import annotations
@@ -105,8 +105,9 @@ def _about(row: OpenEpisode, view: Snapshot, *, trusted: bool) -> Action | None:
         return End(row.episode_id, Outcome.CANCELLED)
     if trusted and row.trainer_id and row.trainer_id in view.lost_trainers:
         return End(row.episode_id, Outcome.TRAINER_LOST)
+    # a slot that popped the job just before an outage of Redis takes its lease when that is over
     suspected = view.now - view.suspected_since.get(row.job_id, view.now) >= SUSPECT_SECONDS
-    return Enqueue(row.episode_id) if suspected else None
+    return Enqueue(row.episode_id) if trusted and suspected else None
 
 
 def _orphans(view: Snapshot) -> list[Action]:
