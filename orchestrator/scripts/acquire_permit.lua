@@ -40,6 +40,7 @@ if episode[4] then
     if not episode[6] then redis.call('HSET', KEYS[8], 'unfunded_at', now) end
     return now - (episode[6] or now) > tonumber(ARGV[10]) and code or 2
   end
+  if episode[6] then redis.call('HDEL', KEYS[8], 'unfunded_at') end
 end
 
 local limits = read_hash(KEYS[4])
@@ -60,7 +61,6 @@ if not mine and paused_until(limits, now) > now + HOLD_MS then free = 0 end
 local function grant()
   redis.call('ZADD', KEYS[1], mine and -mine.total or now, ARGV[1])
   if run then
-    if episode[6] then redis.call('HDEL', KEYS[8], 'unfunded_at') end
     redis.call('HSET', KEYS[8], 'reserved_policy', string.format('%.0f', policy),
                'reserved_verifier', string.format('%.0f', verifier), 'size', size)
     move_money(KEYS[13], run, policy + verifier, 0)
