@@ -134,7 +134,6 @@ class Reconciler:
                 self._apply(action, report)
             except (FarmError, ValidationError) as error:  # one unreadable row must not keep the others waiting
                 report.failures[_named(action)] = str(error)
-                logger.error("not done: %s: %s", action, error)
             self._looked = self._clock()
         self._limiter.drop_dead_creators()
         if self._list_failure is not None:
@@ -180,7 +179,8 @@ class Reconciler:
         try:
             rows = self._provider.list({"farm": tag}) if tag is not None else []
         except ProviderError as error:
-            logger.warning("sandboxes not listed: %s", error)
+            if self._list_failure != str(error):
+                logger.warning("sandboxes not listed", extra={"error": str(error)})
             self._list_failure = str(error)
             return []
         self._list_failure = None

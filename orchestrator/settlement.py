@@ -41,7 +41,6 @@ class Settlement:
             if named is not None and named.sandbox_id is not None:
                 self._delete(named, named.sandbox_id, token)
         except FarmError as error:
-            logger.warning("not settled", extra={"allocation": row.allocation_id, "error": str(error)})
             return str(error)
         current = self._ledger.allocations.get(row.allocation_id)
         settled = current is not None and current.state.settled
@@ -128,7 +127,7 @@ class Settlement:
         try:
             sandbox_id = self._provider.create(row, request)
         except ProviderError as error:
-            logger.info("creation not repeated: %s", error, extra={"allocation": row.allocation_id})
+            logger.info("creation not repeated", extra={"allocation": row.allocation_id, "error": str(error)})
             found = self._find(request)
             if found is None:
                 life = self._create_answer_seconds + request.lifetime_seconds
@@ -160,6 +159,6 @@ class Settlement:
         try:
             rows = self._provider.list(wanted)
         except ProviderError as error:
-            logger.info("not listed: %s", error, extra={"allocation": request.allocation_id})
+            logger.info("not listed", extra={"allocation": request.allocation_id, "error": str(error)})
             return None
         return next((row.sandbox_id for row in rows if wanted.items() <= row.metadata.items()), None)
