@@ -19,7 +19,7 @@ return cjson.encode({
   rate_effective = allowed_rate(limits, ARGV[2], now),
   rate_set_live = limits.rate ~= nil,
   refused_rate = tonumber(limits.refused_rate or '0'),
-  cooldown_seconds = math.max(0, tonumber(limits.cooldown_until or '0') - now) / 1000,
+  cooldown_seconds = math.max(0, paused_until(limits, now) - now) / 1000,
   verifiers_waiting_to_create = redis.call('ZCOUNT', KEYS[5], '-inf', '(' .. string.format('%.0f', 2 * CLASS)),
   policies_waiting_to_create = redis.call('ZCOUNT', KEYS[5], string.format('%.0f', 2 * CLASS), '+inf'),
   creations = tonumber(counters[1] or '0'),
