@@ -303,7 +303,7 @@ def test_free_sandboxes_need_no_budget(redis_url: str) -> None:
         end(farm, episode)
 
 
-@pytest.mark.parametrize("amount", ["", "much", "-1", "nan", "inf", "1e9", "1000001"])
+@pytest.mark.parametrize("amount", ["", "much", "-1", "nan", "inf", "1e9", "1000001", "1e-13", "9e-13"])
 def test_an_amount_that_is_none_is_refused_and_changes_nothing(farm: Farm, amount: str) -> None:
     limit(farm, 5)
     with pytest.raises(SettingsError, match="US dollars"):
