@@ -169,7 +169,7 @@ class Ledger:
 
     def defer(self, lease: Lease) -> bool:
         """Give an episode back to the queue under its next attempt; False when it is not ours to give."""
-        keys = [Keys.episode(lease.episode_id), Keys.LEASES, Keys.WAITERS, Keys.WAITERS_SEEN]
+        keys = [Keys.episode(lease.episode_id), Keys.LEASES]
         args: list[str | int | float] = [
             lease.episode_id,
             lease.token,

@@ -1,7 +1,8 @@
 -- Grants an episode the leave to hold one running sandbox: first come, first served; reservations before others.
 -- With the permit goes a reservation of the most that its sandboxes can cost, in its run's budget and the farm's.
--- Needs: limits.
--- Needs: money.
+-- On the way it raises a lowered limit that has stood long enough and wakes a creator for it, drops waiters and
+-- reservations that are over, and notes since when the episode is short of money.
+-- Needs: limits. Needs: money.
 -- KEYS: 1 permits, 2 waiters, 3 waiters seen, 4 limits, 5 reservations, 6 slots, 7 wake list of this episode,
 --       8 episode row, 9 whose turn it is to reserve, 10 places at the provider, 11 line of creators, 12 when they ask,
 --       13 the farm's budget, 14 sizes of templates

@@ -1,4 +1,4 @@
--- Reads what the limiter knows, in one look. Needs: limits.
+-- Reads what the limiter knows, in one look; drops reservations that are over. Needs: limits.
 -- KEYS: 1 limits, 2 permits, 3 waiters, 4 reservations, 5 line of creators, 6 places at the provider, 7 counters
 -- ARGV: 1 default concurrency limit, 2 default creation rate
 -- Returns: a JSON object (limiter.py, `Reading`)
