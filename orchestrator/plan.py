@@ -6,7 +6,7 @@ lease time; a sandbox is an orphan only when its own row says that it is ours an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.ledger import OpenEpisode
@@ -70,12 +70,12 @@ class Snapshot:
     lease_ends: Mapping[str, float]
     suspected_since: Mapping[str, float]
     """Job id of a queued row -> since when it is neither waiting nor known to have been taken."""
-    unsettled: Iterable[Allocation]
+    unsettled: Sequence[Allocation]
     """Read before `open`, so that an episode of these that is not open has ended."""
     lost_trainers: frozenset[str] = frozenset()
     """Trainers of open episodes that have sent no heartbeat for their time."""
     farm_tag: str | None = None
-    sandboxes: Iterable[SandboxRow] = ()
+    sandboxes: Sequence[SandboxRow] = ()
     """The provider's list, read before all of the above, so that what it names had its intent written by then."""
     kept_orphans: Mapping[str, str] = field(default_factory=dict)
     """Orphans that could not be deleted before: sandbox id -> the allocation that its tags name."""
