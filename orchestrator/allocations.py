@@ -30,7 +30,10 @@ Fields = dict[str, str | int]
 
 @dataclass(frozen=True)
 class Running:
-    """Unsettled sandboxes of one role in one state; sizes of those whose size is known."""
+    """Unsettled sandboxes of one role in one state, and how large those together are that are not past their life.
+
+    A size that is not known yet is assumed (`Rates.assumed`).
+    """
 
     role: Role
     state: AllocationState
@@ -136,7 +139,10 @@ class Allocations:
 
     def running(self) -> list[Running]:
         """Those that may still run, added up by role and state in one look."""
-        text = self._scripts.run("read_sandboxes", [Keys.ALLOCATIONS], [Keys.allocation("")])
+        size = self.rates.assumed
+        text = self._scripts.run(
+            "read_sandboxes", [Keys.ALLOCATIONS], [Keys.allocation(""), size.vcpus, size.memory_mb]
+        )
         return [
             Running(
                 Role(name.partition(":")[0]), AllocationState(name.partition(":")[2]), *(int(sum_) for sum_ in sums)

@@ -2,8 +2,7 @@
 
 Rows, leases, permits, creations, receipts and actions can be written again with the same id and change nothing, so a
 call whose answer was lost is sent again, with backoff; where the connection is refused that lasts about ten seconds,
-then the error reaches the caller. Two writes are not of that kind, and err on the careful side: a 429 to a call that
-creates nothing has no id and may be counted twice (`report_limited`), entries of a transcript may stand there twice.
+then the error reaches the caller. One write is not of that kind: entries of a transcript may stand there twice.
 What is done again in a moment anyway (heartbeats, rounds, farewells) takes an impatient client: one attempt, so that
 an outage is seen when it is there.
 

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from orchestrator.allocations import Running
 from orchestrator.budget import Balance
-from orchestrator.cost import Rates, hourly_picousd, usd
+from orchestrator.cost import Rates, usd
 from orchestrator.counts import (
     COST,
     INFINITE,
@@ -37,6 +37,7 @@ from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.limiter import Reading as LimiterReading
 from orchestrator.presence import worker_of
+from orchestrator.spending import burn_picousd_per_hour
 from orchestrator.unresolved import ORPHANS_DELETED
 from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
 
@@ -196,11 +197,8 @@ def _limits(limiter: LimiterReading) -> Iterator[Metric]:
 
 
 def _money(reading: Reading) -> Iterator[Metric]:
-    sizes = [row for row in reading.running if row.state.accrues]
-    vcpus, memory_mb = sum(row.vcpus for row in sizes), sum(row.memory_mb for row in sizes)
-    burning = usd(hourly_picousd(vcpus=vcpus, memory_mb=memory_mb, rates=reading.rates))
     burn = GaugeMetricFamily("farm_burn_usd_per_hour", "What the sandboxes that run now cost an hour.")
-    burn.add_metric([], float(burning))
+    burn.add_metric([], float(usd(burn_picousd_per_hour(reading.running, reading.rates))))
     yield burn
     budget = reading.budget
     amounts = {"spent": budget.spent_picousd, "reserved": budget.reserved_picousd}

@@ -144,9 +144,10 @@ class Reconciler:
         return report
 
     def _look(self, *, sandboxes: list[SandboxRow], now: float | None = None) -> Snapshot:
-        now = self._ledger.now() if now is None else now
-        self._note_pause(now)
-        self._looked = self._clock()
+        if now is None:
+            now = self._ledger.now()
+            self._note_pause(now)
+            self._looked = self._clock()
         unsettled = self._ledger.allocations.unsettled()
         rows = self._ledger.open_rows()  # after those: an episode that begins meanwhile has none among them
         queues = {row.queue for row in rows}

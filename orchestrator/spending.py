@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from orchestrator.allocations import Allocations
+from orchestrator.allocations import Allocations, Running
 from orchestrator.cost import By, Rates, cost_picousd, hourly_picousd
 from orchestrator.ledger import EpisodeRow, Ledger
 from orchestrator.receipts import ReceiptFilter, Receipts
@@ -168,15 +168,11 @@ def running_ms(row: Allocation, now: float) -> int:
     return max(0, int(1000 * min(now - row.created_at, longest)))
 
 
-def burn_picousd_per_hour(rows: Iterable[Allocation], rates: Rates, now: float) -> int:
+def burn_picousd_per_hour(running: Iterable[Running], rates: Rates) -> int:
     """What the sandboxes that may run now cost in an hour."""
-    total = 0
-    for row in rows:
-        dead = row.longest_seconds is not None and now > (row.created_at or now) + row.longest_seconds
-        if row.state.accrues and not dead:
-            vcpus, memory_mb = row.vcpus or rates.assumed.vcpus, row.memory_mb or rates.assumed.memory_mb
-            total += hourly_picousd(vcpus=vcpus, memory_mb=memory_mb, rates=rates)
-    return total
+    sizes = [row for row in running if row.state.accrues]
+    vcpus, memory_mb = sum(row.vcpus for row in sizes), sum(row.memory_mb for row in sizes)
+    return hourly_picousd(vcpus=vcpus, memory_mb=memory_mb, rates=rates)
 
 
 def waiting_ms(settled: SettledReceipt) -> int:

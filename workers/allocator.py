@@ -51,11 +51,14 @@ _DELETE_ATTEMPTS = 4
 _CONFIRM_WAIT_SECONDS = 0.5
 """Doubled each time: a provider that fails for two seconds costs no episode."""
 
-_REFUSED_CALLS = 3
-"""How often a 429 to a call that creates nothing is waited out."""
+_REFUSED_CALLS_SECONDS = 15.0
+"""How long 429s to a call that creates nothing are waited out; those to a deletion for as long as it may take."""
 
 _REFUSED_CALL_SECONDS = 5.0
-"""The longest such wait: the sandbox lives and costs meanwhile."""
+"""The longest wait before such a call is made again: the sandbox lives and costs meanwhile."""
+
+_SHORTEST_PAUSE_SECONDS = 0.05
+"""The shortest one: the pause that everybody shares may be over already."""
 
 _UNSHARED_PAUSE_SECONDS = 1.0
 """Such a wait when Redis is away, so that nobody can say how long everybody pauses."""
@@ -88,6 +91,7 @@ class Allocator:
         limiter: Limiter,
         provider: Provider,
         check: Callable[[], None],
+        cleanup_seconds: float,
         refused_seconds: float = _REFUSED_SECONDS,
     ) -> None:
         self.owned: list[Owned] = []
@@ -98,6 +102,7 @@ class Allocator:
         self._limiter = limiter
         self._provider = provider
         self._check = check
+        self._delete_seconds = cleanup_seconds / 2  # an attempt that begins at its end, and a price, are clean-up too
         self._refused_seconds = refused_seconds
 
     def create(
@@ -177,15 +182,23 @@ class Allocator:
             self._check()
             time.sleep(min(left, 0.5))
 
-    def dispose(self, owned: Owned) -> bool:
-        """Delete one sandbox and confirm its absence; False when that could not be confirmed. Never raises ours."""
+    def dispose(self, *several: Owned) -> bool:
+        """Delete these and confirm their absence; False when one's could not be confirmed. Never raises ours.
+
+        No attempt but a sandbox's first begins once half of the clean-up's time is over.
+        """
+        ends = time.monotonic() + self._delete_seconds
+        done = [self._dispose(owned, ends) for owned in several]  # each of them, also after one that failed
+        return all(done)
+
+    def _dispose(self, owned: Owned, ends: float) -> bool:
         if owned.absent:
             return True
         if owned.row.vcpus is None:
             with suppress(ProviderError):  # a price is worth a look, and never worth a leak
-                self.note_size(owned)
+                self.note_size(owned, within_seconds=(ends - time.monotonic()) / 4)
         try:
-            self.delete(owned.sandbox_id)
+            self._delete(owned.sandbox_id, ends)
         except ProviderError as error:
             logger.error("cleanup unresolved", extra={"sandbox": owned.sandbox_id, "error": str(error)})
             self._allocations.unresolved(owned.row, self._token, str(error))
@@ -194,50 +207,68 @@ class Allocator:
         self._allocations.absent(owned.row, self._token, running_ms=int((time.monotonic() - owned.created) * 1000))
         return True
 
-    def note_size(self, owned: Owned) -> bool:
+    def note_size(self, owned: Owned, *, within_seconds: float = _REFUSED_CALLS_SECONDS) -> bool:
         """Write down the sandbox's real size, which is what it costs; False when it does not exist any more.
 
         Sets `affordable` of `owned` where a budget cannot bear that size.
         """
-        for attempt in retrying(NothingSent, OutcomeUnknown, attempts=_LOOK_ATTEMPTS):  # it changes nothing
+        ends = time.monotonic() + within_seconds
+        # it changes nothing, so that a lost answer is asked for again
+        for attempt in retrying(NothingSent, OutcomeUnknown, attempts=_LOOK_ATTEMPTS, within_seconds=within_seconds):
             with attempt:
-                seen = self.patiently(lambda: self._provider.describe(owned.sandbox_id))
+                seen = self.patiently(
+                    lambda: self._provider.describe(owned.sandbox_id), within_seconds=ends - time.monotonic()
+                )
         if seen is not None:
             owned.row, owned.affordable = self._allocations.sized(owned.row, vcpus=seen.vcpus, memory_mb=seen.memory_mb)
         return seen is not None
 
     def dispose_all(self) -> list[str]:
         """Dispose of everything owned; the sandbox ids that stayed unresolved."""
-        return [owned.sandbox_id for owned in self.owned if not self.dispose(owned)]
+        self.dispose(*self.owned)
+        return [owned.sandbox_id for owned in self.owned if not owned.absent]
 
     def abandon(self) -> None:
         """The lease is lost: delete what is ours and write nothing."""
+        ends = time.monotonic() + self._delete_seconds
         for owned in self.owned:
             if not owned.absent:
                 try:
-                    self.delete(owned.sandbox_id)
+                    self._delete(owned.sandbox_id, ends)
                 except ProviderError as error:
                     logger.error(
                         "abandoned sandbox not deleted", extra={"sandbox": owned.sandbox_id, "error": str(error)}
                     )
 
-    def patiently(self, call: Callable[[], T]) -> T:
+    def patiently(self, call: Callable[[], T], *, within_seconds: float = _REFUSED_CALLS_SECONDS) -> T:
         """Make a call that creates nothing; a 429 did nothing, is told to the limiter, waited out and asked again."""
-        for _ in range(_REFUSED_CALLS):
+        ends = time.monotonic() + within_seconds
+        while True:
             try:
                 return call()
             except (RateLimited, ConcurrencyLimited) as error:
                 pause = _UNSHARED_PAUSE_SECONDS
                 with suppress(RedisError):  # a lost lease's sandboxes have to be deleted while Redis is away, too
                     pause = self._limiter.note(error)
-                time.sleep(min(pause, _REFUSED_CALL_SECONDS))
-        return call()
+                pause = max(_SHORTEST_PAUSE_SECONDS, min(pause, _REFUSED_CALL_SECONDS))
+                if time.monotonic() + pause > ends:
+                    raise
+                time.sleep(pause)
 
-    def delete(self, sandbox_id: str) -> None:
+    def _delete(self, sandbox_id: str, ends: float) -> None:
         """Delete until the provider confirms the absence; raises the last ProviderError."""
-        for attempt in retrying(ProviderError, attempts=_DELETE_ATTEMPTS, first_wait_seconds=_CONFIRM_WAIT_SECONDS):
+        attempts = retrying(
+            NothingSent,
+            OutcomeUnknown,
+            attempts=_DELETE_ATTEMPTS,
+            within_seconds=ends - time.monotonic(),
+            first_wait_seconds=_CONFIRM_WAIT_SECONDS,
+        )
+        for attempt in attempts:
             with attempt:
-                self.patiently(lambda: delete_confirmed(self._provider, sandbox_id))
+                self.patiently(
+                    lambda: delete_confirmed(self._provider, sandbox_id), within_seconds=ends - time.monotonic()
+                )
 
 
 def _intended(episode_id: str, role: Role, allocation_id: str, longest_seconds: int) -> Allocation:

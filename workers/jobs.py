@@ -142,6 +142,7 @@ class _Run:
             limiter=self._limiter,
             provider=self._context.provider,
             check=lambda: self._check(keeper),
+            cleanup_seconds=self._budgets.cleanup_seconds,
         )
         settings = self._context.settings
         parts = Parts(

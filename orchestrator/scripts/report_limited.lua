@@ -1,4 +1,4 @@
--- Remembers a 429 for everybody. Needs: limits.
+-- Remembers a 429 for everybody; counts it when it answered a creation. Needs: limits.
 -- rate: pauses every creation; the first answer of a burst also lowers the rate. What is remembered as refused is the
 --   lesser of the rate in force and what was really let through: from one refusal to the next those are equal to what
 --   the provider allows, however large its burst is. One refusal is not believed further than half of the rate.
@@ -17,9 +17,8 @@ local limits = read_hash(KEYS[1])
 local cooldown = tonumber(limits.cooldown_until or '0')
 local leave = ARGV[4] ~= '' and redis.call('GET', KEYS[3])
 if leave == 'refused' then return {math.max(0, cooldown - now), 0} end  -- told again after a lost answer
-redis.call('HINCRBY', KEYS[2], 'rate_limited:' .. ARGV[1], 1)
+if ARGV[4] ~= '' then redis.call('HINCRBY', KEYS[2], 'rate_limited:' .. ARGV[1], 1) end
 if leave then redis.call('SET', KEYS[3], 'refused', 'KEEPTTL') end
-if ARGV[1] == 'concurrency' and ARGV[4] == '' then return {0, 0} end
 if ARGV[4] ~= '' then redis.call('ZADD', KEYS[4], 'XX', 0, ARGV[4]) end
 local running = redis.call('ZCOUNT', KEYS[4], CREATING, RUNNING)
 

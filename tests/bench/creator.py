@@ -41,6 +41,7 @@ def farm_slot(name: str, api_url: str, redis_url: str, rate: float, limit: int, 
                 limiter=farm.limiter,
                 provider=provider,
                 check=lambda: None,
+                cleanup_seconds=60,
             )
             try:
                 for role in (Role.POLICY, Role.VERIFIER):

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from redis import Redis
 
-from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, NothingSent, ProviderError, RateLimited
+from orchestrator.errors import (
+    AuthenticationFailed,
+    ConcurrencyLimited,
+    CreateRejected,
+    EpisodeAborted,
+    NothingSent,
+    OutcomeUnknown,
+    ProviderError,
+    RateLimited,
+)
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.limiter import Limiter
@@ -64,6 +74,7 @@ def allocator(farm: Farm, provider: Refusing, episode: str, token: str, **change
             "limiter": farm.limiter,
             "provider": provider,
             "check": lambda: None,
+            "cleanup_seconds": 20,
             **changes,
         },
     )
@@ -127,8 +138,46 @@ def test_a_429_to_a_deletion_is_told_and_asked_again(farm: Farm) -> None:
     provider.others = [RateLimited("slow down", 0.05), RateLimited("slow down", 0.05), ConcurrencyLimited("no header")]
     assert ours.dispose(owned)
     reading = farm.limiter.read()
-    assert (reading.rate_limited, reading.concurrency_limited, reading.concurrency_effective) == (3, 0, 5)
+    assert reading.concurrency_effective == 5
+    assert (reading.rate_limited, reading.concurrency_limited) == (0, 0), "no creation was answered so"
     assert stored(farm, a_request(spec).allocation_id).state is AllocationState.ABSENT
+    end(farm, (spec, lease))
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"),
+    [(AuthenticationFailed("401"), 1), (CreateRejected("400"), 1), (OutcomeUnknown("no answer"), 4)],
+    ids=["wrong key", "rejected", "no answer"],
+)
+def test_a_deletion_is_repeated_only_where_that_can_help(farm: Farm, error: ProviderError, calls: int) -> None:
+    spec, lease = running(farm)
+    provider = Refusing()
+    ours = allocator(farm, provider, spec.episode_id, lease.token)
+    owned, _ = ours.create(Role.POLICY, a_request(spec), provider.send, wait_seconds=20)
+    owned.row = owned.row.model_copy(update={"vcpus": 1, "memory_mb": 512})  # nobody asks for its price
+    provider.others = [error] * 10
+    assert not ours.dispose(owned)
+    assert len(provider.others) == 10 - calls
+    assert stored(farm, a_request(spec).allocation_id).state is AllocationState.UNRESOLVED
+    provider.others = []
+    assert ours.dispose(owned)
+    end(farm, (spec, lease))
+
+
+@pytest.mark.parametrize("error", [RateLimited("slow down", 0.1), OutcomeUnknown("no answer")], ids=["429", "unknown"])
+def test_all_deletions_of_an_episode_share_the_time_of_its_clean_up(farm: Farm, error: ProviderError) -> None:
+    """Past that its lease runs out, and with it goes the score."""
+    spec, lease = running(farm)
+    provider = Refusing()
+    ours = allocator(farm, provider, spec.episode_id, lease.token, cleanup_seconds=2)
+    for role in Role:
+        ours.create(role, a_request(spec, role), provider.send, wait_seconds=20)
+    provider.others = [error] * 1000
+    began = time.monotonic()
+    assert ours.dispose_all() == [owned.sandbox_id for owned in ours.owned]
+    assert time.monotonic() - began < 8, "asking for two prices takes its time, too"
+    provider.others = []
+    assert ours.dispose_all() == []
     end(farm, (spec, lease))
 
 

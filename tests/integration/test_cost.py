@@ -8,18 +8,21 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from redis import Redis
 from typer.testing import CliRunner
 
 from deploy.cli import build
-from orchestrator.cost import LIST_PRICES, By, cost_picousd
+from orchestrator.cost import LIST_PRICES, By, cost_picousd, hourly_picousd, usd
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.ledger import Lease
+from orchestrator.metrics import read, registry_of
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec, Operation
 from orchestrator.spending import Bill, Spending, burn_picousd_per_hour
+from orchestrator.status import read_status
 from orchestrator.vocabulary import Outcome, Role
 from tests.support.truth import TASK, a_receipt, a_spec, intended, leased, stored
 
@@ -161,18 +164,30 @@ def test_an_unresolved_sandbox_accrues_after_its_receipt_once_and_no_longer_than
 
 
 def test_the_burn_rate_is_that_of_sandboxes_that_may_run(farm: Farm) -> None:
-    def burn(later: float = 0) -> int:
-        rows = farm.ledger.allocations.unsettled()
-        return burn_picousd_per_hour(rows, farm.settings.rates(), farm.ledger.now() + later)
+    def burn() -> int:
+        return burn_picousd_per_hour(farm.ledger.allocations.running(), farm.settings.rates())
 
     assert burn() == 0
     first, second = leased(farm), leased(farm)
     sandbox(farm, *first, Role.POLICY, ms=None)
     sandbox(farm, *second, Role.POLICY, ms=None)
     assert burn() == 2 * HOUR_PICOUSD
-    assert burn(601) == 0, "the provider has ended them"
     intended(farm, *leased(farm))
     assert burn() == 2 * HOUR_PICOUSD, "nothing was sent for the third"
+    for spec, _ in (first, second):
+        farm.redis.hincrby(Keys.allocation(farm.ledger.allocation_ids(spec.episode_id)[0]), "created_at", -601_000)
+    assert burn() == 0, "the provider has ended them"
+
+
+def test_a_sandbox_whose_size_is_not_known_yet_burns_as_one_of_the_assumed_size(farm: Farm) -> None:
+    spec, lease = leased(farm)
+    row = intended(farm, spec, lease, Role.POLICY)
+    farm.ledger.allocations.created(row, "sandbox-1", lease.token, creating_ms=10)
+    rates = farm.settings.rates()
+    assumed = hourly_picousd(vcpus=rates.assumed.vcpus, memory_mb=rates.assumed.memory_mb, rates=rates)
+    assert burn_picousd_per_hour(farm.ledger.allocations.running(), rates) == assumed > 0
+    assert read_status(farm).burn_picousd_per_hour == assumed
+    assert f"farm_burn_usd_per_hour {float(usd(assumed))}" in generate_latest(registry_of(read(farm))).decode()
 
 
 def test_many_receipts_are_read_a_page_at_a_time(farm: Farm) -> None:

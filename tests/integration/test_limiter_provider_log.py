@@ -43,6 +43,7 @@ def test_the_provider_never_sees_more_sandboxes_than_the_limit(ground: Ground, f
                     limiter=farm.limiter,
                     provider=provider,
                     check=lambda: None,
+                    cleanup_seconds=60,
                 )
                 for role in (Role.POLICY, Role.VERIFIER):
                     request = a_request(spec, role)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from redis import Redis
 from orchestrator.keys import Keys
 from orchestrator.leadership import leader
 from orchestrator.plan import plan
+from orchestrator.provider import SandboxRow
 from orchestrator.reconciler import Report
 from orchestrator.rounds import run_rounds
 from orchestrator.vocabulary import EpisodeState, Outcome
@@ -156,3 +157,24 @@ def test_it_is_noted_when_a_whole_round_ended_and_not_when_the_lead_was_lost(sce
     assert unresolved.reconciled_at() == first, "it stopped half-way"
     assert scene.round().finished == [spec.episode_id]
     assert (unresolved.reconciled_at() or 0) > first
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_slow_list_of_the_provider_is_no_outage_of_redis(scene: Scene, share: float) -> None:
+    """Only that a killed worker's episodes are finished later by as much."""
+
+    class SlowList(FakeProvider):
+        def list(self, metadata: Mapping[str, str]) -> list[SandboxRow]:
+            scene.hang(share * LEASE_SECONDS)
+            return super().list(metadata)
+
+    slow = scene.watcher("slow", SlowList(), sweep_seconds=LEASE_SECONDS)
+    scene.pass_time(LEASE_SECONDS + 1)
+    spec, _, _ = scene.started()
+    assert slow.run_once().finished == []
+    scene.kill(spec)
+    began, finished = scene.passed, list[str]()
+    while not finished and scene.passed - began < 4 * LEASE_SECONDS:
+        finished = slow.run_once().finished
+        scene.pass_time(1)
+    assert finished == [spec.episode_id]

@@ -90,6 +90,7 @@ def test_a_whole_farm_needs_no_more_than_the_documented_rights_and_shows_no_pass
         done = [whole_farm.command(field.settings, tmp_path, *words) for words in whole_farm.COMMANDS]
         done.append(whole_farm.command(trainer, tmp_path, *EVALUATE))
         whole_farm.check_metrics(field, metrics)
+        whole_farm.check_answers(field, metrics)
         lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in (*watching.alive(), *worker.alive())]
         whole_farm.lose_a_worker(field, worker)
         whole_farm.check_metrics(field, metrics)

@@ -169,6 +169,14 @@ class Field(Checks):
         )
         return Running(episode, thread, failures)
 
+    @contextmanager
+    def at_work(self) -> Iterator[Running]:
+        """A remote episode whose sandbox is ready; it ends within the block."""
+        started = self.remote(self.spec())
+        started.episode.reset()
+        yield started
+        started.end()
+
     # real processes
 
     def start_worker(self, worker_id: str = "w1") -> WorkerProcess:

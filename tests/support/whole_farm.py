@@ -25,6 +25,8 @@ from trainer.environment import RemoteEpisodes
 
 COMMANDS = (
     ("status", "--json"),
+    ("status", "--here"),
+    ("reconcile", "--dry-run"),
     ("receipts", "--format", "jsonl"),
     ("cost", "--by", "task"),
     ("limits", "--concurrency", "7"),
@@ -95,6 +97,14 @@ def lose_a_worker(field: Field, worker: WorkerProcess) -> None:
         os.kill(worker.pid, signal.SIGKILL)
         assert episode.wait(timeout_seconds=40).outcome is Outcome.WORKER_LOST
     field.check_ended(episode.episode_id, Outcome.WORKER_LOST)
+
+
+def check_answers(field: Field, metrics_url: str) -> None:
+    """What the orchestrator says of the newest episode and of its run."""
+    site = metrics_url.removesuffix("/metrics")
+    [newest] = Receipts(field.farm.redis, field.farm.ledger.allocations).select(ReceiptFilter(), limit=1)
+    for place in (f"runs/{newest.receipt.run_id}", f"episodes/{newest.receipt.episode_id}"):
+        assert newest.receipt.run_id in httpx.get(f"{site}/api/{place}", timeout=10).raise_for_status().text
 
 
 def check_metrics(field: Field, url: str) -> None:
