@@ -102,6 +102,16 @@ class OpenEpisode:
     """Name of the queue that its job belongs on, '' when the row does not say."""
 
 
+@dataclass(frozen=True)
+class End:
+    """How far an episode is from being over."""
+
+    outcome: Outcome | None
+    """None while it is open."""
+    unsettled: tuple[str, ...]
+    """Its allocations, while not all of them are settled."""
+
+
 class Ledger:
     """Reads and writes rows, leases and receipts; `allocations` is its part about sandboxes.
 
@@ -169,7 +179,7 @@ class Ledger:
 
     def defer(self, lease: Lease) -> bool:
         """Give an episode back to the queue under its next attempt; False when it is not ours to give."""
-        keys = [Keys.episode(lease.episode_id), Keys.LEASES, Keys.WAITERS, Keys.WAITERS_SEEN]
+        keys = [Keys.episode(lease.episode_id), Keys.LEASES]
         args: list[str | int | float] = [
             lease.episode_id,
             lease.token,
@@ -282,6 +292,13 @@ class Ledger:
         listed = self._redis.hget(Keys.episode(episode_id), "allocations")
         return tuple(cast(str, listed).split(",")) if listed else ()
 
+    def ends(self, episode_ids: Sequence[str]) -> list[End | None]:
+        """How far these episodes are from being over, in this order, in one round trip; None for one without a row."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for episode in episode_ids:
+            pipeline.hmget(Keys.episode(episode), ["outcome", "allocations", "unsettled"])
+        return [_end(*found) for found in (pipeline.execute() if episode_ids else [])]
+
     def open_episodes(self, *, limit: int | None = None) -> list[str]:
         """Ids of episodes without a receipt, oldest first, at most `limit`."""
         return cast("list[str]", self._redis.zrange(Keys.OPEN, 0, -1 if limit is None else limit - 1))
@@ -354,6 +371,13 @@ def _row(episode_id: str, raw: dict[str, str]) -> EpisodeRow | None:
 
 def _in_parts(rows: list[str], size: int = 1000) -> Iterator[list[str]]:
     return (rows[begin : begin + size] for begin in range(0, len(rows), size))
+
+
+def _end(outcome: str | None, allocations: str | None, unsettled: str | None) -> End | None:
+    if unsettled is None:
+        return None
+    listed = allocations.split(",") if allocations and int(unsettled) > 0 else ()
+    return End(None if outcome is None else Outcome(outcome), tuple(listed))
 
 
 def _new_tag() -> str:

@@ -23,7 +23,7 @@ from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, LeaseLost, N
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
 from orchestrator.settings import HIGHEST_CONCURRENCY, HIGHEST_RATE, LOWEST_RATE
-from orchestrator.vocabulary import Outcome, Role
+from orchestrator.vocabulary import SLOTS_PER_WORKER, Outcome, Role
 
 _PATIENCE_MS = 3 * BLOCK_SECONDS * 1000
 """A waiter that has not asked for this long is taken out of the line: its process is gone."""
@@ -285,8 +285,9 @@ _BROKE = {
 def _never_fits(count: int, slots: int, limit: int) -> str:
     wants = []
     if slots < count:
-        workers = -(-(count - slots) // 2)
-        wants.append(f"{slots} slots are live: add {workers} worker{'s' if workers > 1 else ''} (two slots each)")
+        workers = -(-(count - slots) // SLOTS_PER_WORKER)
+        each = f"{SLOTS_PER_WORKER} slots each"
+        wants.append(f"{slots} slots are live: add {workers} worker{'s' if workers > 1 else ''} ({each})")
     if limit < count:
         live = f"while the farm runs: rollout-farm limits --concurrency {count}"
         wants.append(f"the concurrency limit is {limit}: raise FARM_CONCURRENCY_LIMIT to {count} ({live})")

@@ -52,8 +52,8 @@ class Reading:
     counters: Mapping[str, str]
     running: tuple[Running, ...]
     limiter: LimiterReading
-    queue: str
-    queued: int
+    queues: Mapping[str, int]
+    """How many episodes wait, by queue."""
     slots: tuple[str, ...]
     """Names of the live ones (presence.slot_name)."""
     leased: int
@@ -63,6 +63,11 @@ class Reading:
     reconciled_at: float | None
     """When reconcilers ended a whole round last, in unix seconds."""
 
+    @property
+    def queued(self) -> int:
+        """How many episodes wait in all queues."""
+        return sum(self.queues.values())
+
 
 def read(farm: Farm) -> Reading:
     """Look at the farm once; raises RedisError."""
@@ -70,8 +75,7 @@ def read(farm: Farm) -> Reading:
         counters=cast("dict[str, str]", farm.redis.hgetall(Keys.COUNTERS)),
         running=tuple(farm.ledger.allocations.running()),
         limiter=farm.limiter.read(),
-        queue=farm.settings.queue,
-        queued=farm.queue.depth(),
+        queues=farm.queue.depths(),
         slots=tuple(farm.presence.live_slots()),
         leased=farm.redis.zcard(Keys.LEASES),
         rates=farm.settings.rates(),
@@ -159,7 +163,7 @@ def _counted(counters: Mapping[str, str]) -> Iterator[Metric]:
 
 
 def _now(reading: Reading) -> Iterator[Metric]:
-    yield _gauge("farm_queue_episodes", "Episodes waiting in the queue.", "queue", {reading.queue: reading.queued})
+    yield _gauge("farm_queue_episodes", "Episodes waiting, by queue.", "queue", reading.queues)
     live = len(reading.slots)
     busy = min(reading.leased, live)
     yield _gauge("farm_slots", "Live slots.", "state", {"busy": busy, "idle": live - busy})

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from orchestrator.allocations import Running
+from orchestrator.allocations import Allocations, Running
 from orchestrator.cost import By, Rates, cost_picousd, hourly_picousd
 from orchestrator.ledger import EpisodeRow, Ledger
 from orchestrator.receipts import ReceiptFilter, Receipts
@@ -98,17 +98,9 @@ class Spending:
 
     def _sandboxes(self, rows: Iterable[Allocation], now: float) -> tuple[_Sandbox, ...]:
         return tuple(
-            _Sandbox(row.role, running_ms(row, now), self._cost(row, now), row.state)
+            _Sandbox(row.role, running_ms(row, now), cost, row.state)
             for row in rows
-            if (row.cost_picousd is not None or row.state.accrues)
-        )
-
-    def _cost(self, row: Allocation, now: float) -> int:
-        if row.cost_picousd is not None:
-            return row.cost_picousd
-        size = self._ledger.allocations.size_of(row)
-        return cost_picousd(
-            running_ms(row, now), vcpus=size.vcpus, memory_mb=size.memory_mb, rates=self._ledger.allocations.rates
+            if (cost := cost_so_far(self._ledger.allocations, row, now)) is not None
         )
 
 
@@ -156,6 +148,14 @@ def whole(bills: Iterable[Bill]) -> Bill:
     for bill in bills:
         total += bill
     return Bill(**{**vars(total), "episodes": 1})
+
+
+def cost_so_far(allocations: Allocations, row: Allocation, now: float) -> int | None:
+    """What a sandbox has cost by `now`, in pico-dollars; None for one that costs nothing (yet)."""
+    if row.cost_picousd is not None or not row.state.accrues:
+        return row.cost_picousd
+    size = allocations.size_of(row)
+    return cost_picousd(running_ms(row, now), vcpus=size.vcpus, memory_mb=size.memory_mb, rates=allocations.rates)
 
 
 def running_ms(row: Allocation, now: float) -> int:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -27,6 +27,7 @@ from orchestrator.presence import WorkerRow
 from orchestrator.receipts import Receipts
 from orchestrator.records import Allocation, SettledReceipt
 from orchestrator.redis_address import without_password
+from orchestrator.spending import cost_so_far
 from orchestrator.transcripts import read_transcript
 from orchestrator.unresolved import Item
 from orchestrator.vocabulary import EpisodeState
@@ -90,6 +91,8 @@ class EpisodeView:
     settled: SettledReceipt | None = None
     allocations: tuple[Allocation, ...] = ()
     transcript: tuple[Mapping[str, Any], ...] = ()
+    costs: Mapping[str, int] = field(default_factory=dict)
+    """Allocation id -> what its sandbox has cost by `at`, in pico-dollars."""
     trouble: str = ""
 
     @property
@@ -169,7 +172,9 @@ class Lookout:
             found = ledger.allocations.each(ledger.allocation_ids(episode_id))
             allocations = tuple(one for one in found if one is not None)
         transcript = tuple(read_transcript(self._farm.redis, episode_id))
-        return EpisodeView(episode_id, now, row, settled, allocations, transcript)
+        costs = {one.allocation_id: cost_so_far(ledger.allocations, one, now) for one in allocations}
+        known = {name: cost for name, cost in costs.items() if cost is not None}
+        return EpisodeView(episode_id, now, row, settled, allocations, transcript, known)
 
     def _look(self) -> Snapshot:
         farm = self._farm

@@ -11,7 +11,8 @@
 --   reserved_policy, reserved_verifier                 its reservation; each goes when that sandbox is settled, both go
 --                                                      with the permit
 --   size                                               vcpus:memory_mb that they were reckoned with
---   unfunded_at                                        since when it waits for money that is reserved for others
+--   unfunded_at                                        since when its money is reserved for others; absent: it was not,
+--                                                      when it asked last
 
 local RUN_SECONDS = 90 * 86400  -- a run's budget is forgotten this long after its last movement
 

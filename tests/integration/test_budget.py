@@ -17,6 +17,7 @@ from orchestrator.limiter import Admission, Answer
 from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
+from tests.support.clocked import Clocked
 from tests.support.scene import Scene
 from tests.support.truth import a_receipt, a_spec, admit, farm_settings, intended, leased, opened_farm, stored
 
@@ -152,6 +153,24 @@ def test_money_that_never_comes_back_is_waited_for_only_so_long(farm: Farm, redi
     end(farm, first, late)
 
 
+def test_the_time_in_line_for_a_permit_is_no_time_without_money(farm: Farm) -> None:
+    clock = Clocked(farm.redis, concurrency_limit=1)
+    limit(farm, WORST)
+    first, late = leased(farm), leased(farm)
+    assert clock.limiter.ask(first[0].episode_id, reservation_id=None) is Answer.GRANTED
+    name = late[0].episode_id
+    assert clock.limiter.ask(name, reservation_id=None) is Answer.STEP_BACK
+    limit(farm, 2 * WORST)
+    clock.pass_seconds(1)
+    assert clock.limiter.ask(name, reservation_id=None) is Answer.WAIT
+    clock.pass_seconds(901)
+    limit(farm, WORST)
+    assert clock.limiter.ask(name, reservation_id=None) is Answer.STEP_BACK, "short of money since now"
+    clock.pass_seconds(901)
+    assert clock.limiter.ask(name, reservation_id=None) is Answer.RUN_BUDGET
+    end(farm, first, late)
+
+
 def test_a_reserved_batch_does_not_wait_for_money(farm: Farm) -> None:
     """All of it has to be live at once: waiting for its own money it would only wait for its windows to end."""
     limit(farm, WORST)
@@ -284,7 +303,7 @@ def test_free_sandboxes_need_no_budget(redis_url: str) -> None:
         end(farm, episode)
 
 
-@pytest.mark.parametrize("amount", ["", "much", "-1", "nan", "inf", "1e9", "1000001"])
+@pytest.mark.parametrize("amount", ["", "much", "-1", "nan", "inf", "1e9", "1000001", "1e-13", "9e-13"])
 def test_an_amount_that_is_none_is_refused_and_changes_nothing(farm: Farm, amount: str) -> None:
     limit(farm, 5)
     with pytest.raises(SettingsError, match="US dollars"):

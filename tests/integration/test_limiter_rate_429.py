@@ -216,6 +216,16 @@ def test_a_pause_of_an_hour_is_believed_for_ten_minutes(redis: Redis) -> None:
     assert farm.refuse_rate(refused, 3600) == 600
 
 
+def test_the_pause_that_is_shown_is_the_one_in_force_also_after_the_clock_stepped_back(redis: Redis) -> None:
+    farm = Clocked(redis, creation_rate=10)
+    [refused] = farm.let_through()
+    assert farm.refuse_rate(refused, 60) == 60
+    farm.pass_seconds(-3600)
+    assert farm.limiter.read().cooldown_seconds == 600, "the longest pause that anybody waits for"
+    farm.pass_seconds(3661)
+    assert farm.limiter.read().cooldown_seconds == 0
+
+
 def test_a_clock_that_steps_back_stops_nobody(redis: Redis) -> None:
     farm = Clocked(redis, creation_rate=1)
     farm.let_through(2)
