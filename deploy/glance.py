@@ -13,8 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deploy.moments import show_moment
 from deploy.terminal import safe
+from deploy.timestamps import show_moment
 from orchestrator.cost import usd
 from orchestrator.limiter import Reading
 from orchestrator.records import SettledReceipt
