@@ -16,7 +16,7 @@ from rich.text import Text
 from deploy.terminal import safe
 from deploy.timestamps import show_moment
 from orchestrator.cost import usd
-from orchestrator.limiter import Reading
+from orchestrator.limiter import LimiterReading
 from orchestrator.records import SettledReceipt
 from orchestrator.status import Status
 
@@ -39,7 +39,7 @@ class Board:
     """One look at everything that is watched."""
 
     status: Status
-    limits: Reading
+    limits: LimiterReading
     last: Sequence[SettledReceipt]
     """The newest receipts, newest first."""
     at: float
