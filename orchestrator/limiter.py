@@ -72,7 +72,7 @@ class Capacity:
 
 
 @dataclass(frozen=True)
-class Reading:
+class LimiterReading:
     """What the limiter knows; rates are creations a second, 0 for no limit of ours."""
 
     concurrency_configured: int
@@ -210,7 +210,7 @@ class Limiter:
         pause_ms, _ = report(self._scripts, self._defaults, error, None)
         return pause_ms / 1000
 
-    def read(self) -> Reading:
+    def read(self) -> LimiterReading:
         """Everything the limiter knows, in one look."""
         keys = [
             Keys.LIMITS,
@@ -222,7 +222,7 @@ class Limiter:
             Keys.COUNTERS,
         ]
         text = self._scripts.run("read_limits", keys, [self._defaults.concurrency_limit, self._defaults.creation_rate])
-        return Reading(**json.loads(text))
+        return LimiterReading(**json.loads(text))
 
     def change(self, *, concurrency: int | None = None, rate: float | None = None, reset: bool = False) -> None:
         """Set limits for every process at once, over their settings; `reset` first forgets what was set and learned.

@@ -36,7 +36,7 @@ class Bill:
 
 
 @dataclass(frozen=True)
-class Item:
+class _Item:
     """What one episode adds to one line of the bill."""
 
     key: str
@@ -120,14 +120,14 @@ class _Episode:
     sandboxes: tuple[_Sandbox, ...]
     waiting_ms: int
 
-    def lines(self, by: By) -> Iterator[Item]:
+    def lines(self, by: By) -> Iterator[_Item]:
         if by is not By.ROLE:
-            yield Item(self.keys[by], whole(self._bill(sandbox) for sandbox in self.sandboxes))
+            yield _Item(self.keys[by], whole(self._bill(sandbox) for sandbox in self.sandboxes))
             return
         for role in Role:
             bills = [self._bill(sandbox) for sandbox in self.sandboxes if sandbox.role is role]
             if bills:
-                yield Item(role, whole(bills))
+                yield _Item(role, whole(bills))
 
     def _bill(self, sandbox: _Sandbox) -> Bill:
         waiting = min(self.waiting_ms, sandbox.running_ms) if sandbox.role is Role.POLICY else 0

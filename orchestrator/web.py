@@ -15,17 +15,17 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import choose_encoder
 from redis.exceptions import RedisError
 
-from orchestrator.metrics import Reading, registry_of
+from orchestrator.metrics import FarmReading, registry_of
 from orchestrator.redis_address import without_password
 
 logger = logging.getLogger(__name__)
 
 
-def create_app(read: Callable[[], Reading], *, token: str | None = None) -> FastAPI:
+def create_app(read: Callable[[], FarmReading], *, token: str | None = None) -> FastAPI:
     """The application; `read` looks at the farm, and may raise RedisError."""
     app = FastAPI(title="rollout-farm", docs_url=None, redoc_url=None, openapi_url=None)
 
-    def reading() -> Reading | None:
+    def reading() -> FarmReading | None:
         try:
             return read()
         except (RedisError, OSError) as error:

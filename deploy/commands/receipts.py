@@ -110,7 +110,7 @@ def receipts(
 
 
 def _moment(farm: Farm, text: str | None, option: str) -> float | None:
-    from deploy.moments import parse_moment
+    from deploy.timestamps import parse_moment
 
     return None if text is None else parse_moment(text, now=farm.ledger.now(), option=option)
 

@@ -22,7 +22,7 @@ from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.leadership import leader
 from orchestrator.ledger import EpisodeRow
-from orchestrator.metrics import Reading, read
+from orchestrator.metrics import FarmReading, read
 from orchestrator.presence import WorkerRow
 from orchestrator.receipts import Receipts
 from orchestrator.records import Allocation, SettledReceipt
@@ -55,7 +55,7 @@ class Snapshot:
     """One look. Times are unix seconds of Redis."""
 
     at: float
-    reading: Reading
+    reading: FarmReading
     workers: tuple[WorkerRow, ...]
     leader: str | None
     open_count: int
@@ -209,7 +209,7 @@ class Lookout:
                 self._history.renew(settled)
         return self._history.newest
 
-    def _stuck(self, reading: Reading) -> tuple[Allocation, ...]:
+    def _stuck(self, reading: FarmReading) -> tuple[Allocation, ...]:
         if not any(row.state.stuck for row in reading.running):
             return ()  # the common case: nothing that takes long with a thousand sandboxes
         return tuple(row for row in self._farm.ledger.allocations.unsettled() if row.state.stuck)

@@ -1,7 +1,7 @@
 -- Reads what the limiter knows, in one look; drops reservations that are over. Needs: limits.
 -- KEYS: 1 limits, 2 permits, 3 waiters, 4 reservations, 5 line of creators, 6 places at the provider, 7 counters
 -- ARGV: 1 default concurrency limit, 2 default creation rate
--- Returns: a JSON object (limiter.py, `Reading`)
+-- Returns: a JSON object (limiter.py, `LimiterReading`)
 local now = now_ms()
 local limits = read_hash(KEYS[1])
 local concurrency, configured = allowed_concurrency(limits, ARGV[1])
