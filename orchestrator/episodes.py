@@ -14,6 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
+from orchestrator.arguments import require_seconds
 from orchestrator.connection import BLOCK_SECONDS, redis_border
 from orchestrator.endings import end_queued
 from orchestrator.errors import (
@@ -122,6 +123,8 @@ class Episode:
         Raises InfrastructureLost when the episode was aborted, EpisodeClosed when it has ended otherwise,
         CommandRefused for what no shell was given.
         """
+        if not isinstance(command, str):
+            raise CommandRefused(f"a command has to be text, got {command!r}: give a str")
         try:
             size = len(command.encode())
         except UnicodeEncodeError as error:
@@ -206,6 +209,7 @@ class Episode:
 
         Without a timeout that is however long the episode takes, `closing_seconds` once its end was asked for here.
         """
+        require_seconds("timeout_seconds", timeout_seconds, or_none=True)
         began = time.monotonic()
         while True:
             position = self._finished.position()

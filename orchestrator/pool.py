@@ -19,6 +19,7 @@ from types import TracebackType
 from pydantic import TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
+from orchestrator.arguments import require_kind, require_seconds
 from orchestrator.budget import Balance
 from orchestrator.cancellation import Cancellation, Ending
 from orchestrator.connection import BLOCK_SECONDS, Patience, redis_border, require_answer
@@ -77,7 +78,7 @@ class Pool:
     def __init__(
         self, settings: Settings, *, run_id: str | None = None, budget_usd: Decimal | float | str | None = None
     ) -> None:
-        self.run_id = f"run-{secrets.token_hex(5)}" if run_id is None else _checked(run_id)
+        self.run_id = f"run-{secrets.token_hex(5)}" if run_id is None else checked_run_id(run_id)
         self.trainer_id = f"trainer-{secrets.token_hex(6)}"
         self.settings = settings
         farm = open_farm(settings)
@@ -126,7 +127,8 @@ class Pool:
         Raises CapacityError: NeverFits at once when the batch could never be live together, saying what to add;
         PlacesTaken after the wait when other episodes still hold the places; itself for a count that is none.
         """
-        if not isinstance(count, int):
+        require_seconds("wait_seconds", wait_seconds)
+        if not isinstance(count, int) or isinstance(count, bool):
             raise CapacityError(f"a batch is a whole number of episodes, got {count!r}: give an int")
         if count < 1:
             raise CapacityError(f"a batch needs at least one episode, got {count}")
@@ -160,6 +162,9 @@ class Pool:
         The same `episode_id` again is the same episode, as it was first submitted. Raises FarmError for what the schema
         refuses.
         """
+        require_kind("episode_id", episode_id, str, "one of your own, or leave it out for a new one")
+        require_kind("reservation", reservation, Reservation, "what Pool.reserve returned")
+        require_kind("budgets", budgets, Budgets, "Budgets(...) from orchestrator.settings")
         if episode_id is not None and (kept := self._episodes.get(episode_id)) is not None:
             return kept
         if not isinstance(task, Task):
@@ -209,6 +214,8 @@ class Pool:
         Raises ReceiptOverdue (a TimeoutError) when nothing ended for `timeout_seconds`, FarmError when the farm knows
         one no longer.
         """
+        require_seconds("timeout_seconds", timeout_seconds, or_none=True)
+        require_kind("as_completed", episodes, Iterable, "a list of episodes, or nothing for all of this pool")
         read = redis_border(self.ledger.receipt)
         wanted = self._kept() if episodes is None else list(episodes)
         waiting = {episode.episode_id for episode in wanted}
@@ -239,6 +246,7 @@ class Pool:
     @redis_border
     def receipts(self, episodes: Sequence[Episode]) -> list[SettledReceipt]:
         """Wait for all of them; in the given order."""
+        require_kind("receipts", episodes, Sequence, "a list of episodes")
         done = {settled.receipt.episode_id: settled for settled in self.as_completed(episodes)}
         return [done[episode.episode_id] for episode in episodes]
 
@@ -254,6 +262,7 @@ class Pool:
         Queued ones have their receipts when this returns; running ones are waited for, at most `wait_seconds`, until
         their sandboxes are confirmed absent. What is `open` or `unsettled` in the answer was not done in that time.
         """
+        require_seconds("wait_seconds", wait_seconds)
         named = self._cancellation.matching(run_id=self.run_id, group_id=group_id)
         self._cancellation.ask(named)
         return self._cancellation.wait(named, wait_seconds)
@@ -298,7 +307,8 @@ class Pool:
                 logger.warning("heartbeat not sent: %s", error)
 
 
-def _checked(run_id: str) -> str:
+def checked_run_id(run_id: str) -> str:
+    """This id; raises FarmError when no run can have it."""
     try:
         return _RUN_ID.validate_python(run_id)
     except ValidationError:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
+from orchestrator.arguments import require_kind, require_seconds
 from orchestrator.connection import redis_border
 from orchestrator.episodes import Episode
 from orchestrator.errors import (
@@ -189,6 +190,9 @@ class RemoteEpisodes:
     ) -> None:
         if on_abort not in ("raise", "exclude"):
             raise FarmError(f"on_abort is 'raise' or 'exclude', not {on_abort!r}")
+        require_seconds("wait_seconds", wait_seconds)
+        require_seconds("start_seconds", start_seconds, or_none=True)
+        require_kind("batch_size", batch_size, int, "the episodes of a batch")
         self.pool = pool
         self.on_abort = on_abort
         self._given_up: dict[str, str] = {}

@@ -38,6 +38,7 @@ from openenv.core.harness import (  # type: ignore[import-untyped]
     VerifyResult,
 )
 
+from orchestrator.arguments import require_seconds
 from orchestrator.episodes import Episode
 from orchestrator.errors import (
     CommandRefused,
@@ -47,7 +48,7 @@ from orchestrator.errors import (
     NeverFits,
     ReceiptOverdue,
 )
-from orchestrator.pool import Pool
+from orchestrator.pool import Pool, checked_run_id
 from orchestrator.settings import Settings
 from orchestrator.tasks import Task, TaskError, parse_task
 from trainer.session_failures import FailureLimit, SessionCounts, SessionTally
@@ -243,7 +244,8 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
         failures: FailureLimit | None = None,
         worker_patience_seconds: float = 60.0,
     ) -> None:
-        self.run_id = run_id or f"run-{secrets.token_hex(5)}"
+        require_seconds("worker_patience_seconds", worker_patience_seconds)
+        self.run_id = f"run-{secrets.token_hex(5)}" if run_id is None else checked_run_id(run_id)
         self._settings = settings.model_copy(update={"e2b_api_key": None})
         self._tasks = {task.id: task for task in tasks}
         if len(self._tasks) < len(tasks):

@@ -6,9 +6,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis import Redis
@@ -19,6 +20,7 @@ from deploy.embedded import EmbeddedRedis
 from orchestrator.episodes import Episode
 from orchestrator.errors import (
     CapacityError,
+    CommandRefused,
     EpisodeAborted,
     FarmError,
     NeverFits,
@@ -185,10 +187,40 @@ def test_a_batch_of_nothing_is_refused(pool: Pool, count: int) -> None:
         pool.reserve(count)
 
 
-@pytest.mark.parametrize("count", [1.5, "3", None])
+@pytest.mark.parametrize("count", [1.5, "3", None, True])
 def test_a_batch_is_a_whole_number(pool: Pool, count: Any) -> None:
     with pytest.raises(CapacityError, match=f"whole number of episodes, got {count!r}"):
         pool.reserve(count)
+
+
+@pytest.mark.parametrize("seconds", ["x", float("nan"), [1], True])
+def test_a_time_that_is_none_is_refused_before_anything_is_waited_for(pool: Pool, seconds: Any) -> None:
+    episode = pool.submit(TASK)
+    calls: list[Callable[[], object]] = [
+        lambda: pool.reserve(1, wait_seconds=seconds),
+        lambda: next(pool.as_completed(timeout_seconds=seconds)),
+        lambda: pool.cancel(wait_seconds=seconds),
+        lambda: episode.wait(timeout_seconds=seconds),
+    ]
+    for call in calls:
+        with pytest.raises(FarmError, match=r"_seconds is a number of seconds.* got .*: give a float"):
+            call()
+    assert episode.receipt() is None
+    episode.close()
+
+
+def test_what_is_of_another_kind_is_refused_with_what_to_give(pool: Pool) -> None:
+    wrong: dict[str, Any] = {"episode_id": ["e-1"], "reservation": "reservation-1", "budgets": {"command_seconds": 1}}
+    for name, value in wrong.items():
+        with pytest.raises(FarmError, match=f"{name} takes a .*, got .*: give "):
+            pool.submit(TASK, **{name: value})
+    episode = pool.submit(TASK)
+    for call in (pool.receipts, lambda one: next(pool.as_completed(one))):
+        with pytest.raises(FarmError, match="got Episode: give a list of episodes"):
+            call(cast(Any, episode))
+    with pytest.raises(CommandRefused, match="has to be text, got 5"):
+        episode.terminal(cast(Any, 5))
+    episode.close()
 
 
 def test_a_batch_that_could_never_fit_is_refused_without_waiting(pool: Pool, redis_url: str) -> None:

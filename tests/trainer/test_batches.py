@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import EpisodeAborted, LeaseLost, NeverFits, PlacesTaken
+from orchestrator.errors import EpisodeAborted, FarmError, LeaseLost, NeverFits, PlacesTaken
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool, Reservation
@@ -146,3 +146,9 @@ def test_one_episode_that_cannot_be_cancelled_keeps_no_other_running(
     assert "not ours to end" in caplog.text
     first.__class__ = Episode
     episodes.close()
+
+
+@pytest.mark.parametrize("changes", [{"wait_seconds": float("nan")}, {"start_seconds": "x"}, {"batch_size": "2"}])
+def test_a_factory_that_cannot_be_is_refused_when_it_is_made(pool: Pool, changes: dict[str, Any]) -> None:
+    with pytest.raises(FarmError, match="got"):
+        RemoteEpisodes(pool, **changes)
