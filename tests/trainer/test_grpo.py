@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.errors import CapacityError, EpisodeAborted
+from orchestrator.errors import CapacityError, EpisodeAborted, FarmError
 from orchestrator.pool import Pool
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import Outcome
@@ -159,6 +160,35 @@ def test_one_failed_rollout_neither_ends_the_run_nor_becomes_a_zero(
     assert (first["episodes/aborted"], first["episodes/aborted/sandbox_lost"], first["episodes/excluded"]) == (1, 1, 1)
     assert math.isfinite(first["loss"])
     assert "verification" not in caplog.text, "TRL's warning shows the whole task, what is held out included"
+
+
+def halves(completions: list[Any], **_: Any) -> list[float]:
+    return [0.5] * len(completions)
+
+
+async def halves_later(completions: list[Any], **_: Any) -> list[float]:
+    return halves(completions)
+
+
+def test_other_reward_functions_do_not_make_a_zero_of_an_aborted_episode(
+    farm: Field, pool: Pool, tmp_path: Path
+) -> None:
+    with losing(farm, pool, on_abort="exclude") as episodes:
+        scripts = [SOLVE, LOSE, SUBMIT_BUG, SOLVE]
+        trainer = trainer_of(episodes, tmp_path, scripts, reward_funcs=[halves, functools.partial(halves_later)])
+        trainer.train()
+    logs = trainer._logs
+    for name, value in (("RemoteEpisode", 1.0), ("halves", 0.5), ("halves_later", 0.5)):
+        assert logs["rewards"][name][0] == value
+        assert math.isnan(logs["rewards"][name][1])
+    third = 1 / math.sqrt(3)
+    assert list(logs["advantages"]) == pytest.approx([third, 0.0, -2 * third, third], rel=1e-3), "of three, not of four"
+    assert trainer.state.log_history[0]["reward"] == pytest.approx(2 / 3 + 1)
+
+
+def test_a_reward_model_is_refused_where_aborted_episodes_are_excluded(pool: Pool, tmp_path: Path) -> None:
+    with RemoteEpisodes(pool, on_abort="exclude") as episodes, pytest.raises(FarmError, match="reward model"):
+        trainer_of(episodes, tmp_path, [LOOK] * 2, reward_funcs="some/reward-model")
 
 
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
