@@ -35,6 +35,7 @@ from trainer.evaluation.chat_template import load_tokenizer
 from trainer.grpo import FarmGRPOTrainer
 from trainer.processes import the_first_does
 from trainer.run_log import MetricsLog, ReceiptLog, take_back
+from trainer.schedule import Schedule
 
 METRICS = "metrics.jsonl"
 RECEIPTS = "receipts.jsonl"
@@ -237,7 +238,7 @@ def _trainer(
             train_dataset=dataset_of(plan.tasks, at_least=args.generation_batch_size // plan.completions),
             processing_class=tokenizer,
             environment_factory=episodes,
-            callbacks=[metrics],
+            callbacks=[metrics, Schedule()],
         )
     except (OSError, ValueError) as error:
         raise SettingsError(f"--model {plan.model}: cannot be trained ({str(error).splitlines()[0]})") from error

@@ -107,11 +107,13 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
     (output / "checkpoint-7").mkdir()  # a process that is killed while it saves leaves a part of a state
     with (output / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 2, "time": 0, "reward": 0.5}\n{"step": 2, "ti')
-    resumed = train(replace(plan, resume=True), farm.settings, NoBars())
+    resumed = train(replace(plan, resume=True, learning_rate=4e-6), farm.settings, NoBars())
     assert [(row["step"], "loss" in row) for row in rows_of(output / "metrics.jsonl")] == METRIC_LINES
     state = json.loads((output / "checkpoint-2" / "trainer_state.json").read_text())
     assert [row["step"] for row in state["log_history"] if "loss" in row] == [1, 2], "it went on where it was"
     assert state["log_history"][0] == first_state["log_history"][0]
+    made = next(row for row in rows_of(output / "metrics.jsonl") if row["step"] == 2)
+    assert made["learning_rate"] == pytest.approx(2e-6), "the second of two steps, with this run's rate"
     moments = torch.load(output / "checkpoint-2" / "optimizer.pt")["state"]
     assert {float(row["step"]) for row in moments.values()} == {2.0}, "the optimizer's state went on too"
     assert len(rows_of(output / "receipts.jsonl")) == 4
