@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +34,7 @@ from orchestrator.tasks import Task
 from trainer.environment import OnAbort, RemoteEpisodes
 from trainer.evaluation.chat_template import load_tokenizer
 from trainer.grpo import FarmGRPOTrainer
+from trainer.output_directory import OutputDirectory
 from trainer.processes import the_first_does
 from trainer.run_log import MetricsLog, ReceiptLog, take_back
 from trainer.schedule import Schedule
@@ -110,15 +112,16 @@ def train(
     when an episode ended without a score and the plan says `raise`.
     """
     disable_progress_bar()  # bars are the watcher's
-    state = checkpoint_of(plan)
-    tokenizer = load_tokenizer(plan.model)
     args = _config(plan)
-    set_seed(plan.seed)
     main = args.process_index == 0
     with (
+        _held(plan.output_dir),
         Pool(settings, run_id=the_first_does(lambda: f"run-{secrets.token_hex(5)}")) as pool,
         RemoteEpisodes(pool, on_abort=plan.on_abort) as episodes,
     ):
+        state = checkpoint_of(plan)
+        tokenizer = load_tokenizer(plan.model)
+        set_seed(plan.seed)
         the_first_does(
             lambda: episodes.reserve(args.generation_batch_size).release()
         )  # refused before a model is loaded
@@ -126,7 +129,6 @@ def train(
         trainer = _trainer(plan, args, tokenizer, episodes, metrics)
         if check is not None:
             trainer.add_callback(_Check(check))
-        plan.output_dir.mkdir(parents=True, exist_ok=True)
         begun = _step_of(state)
         watcher.started(
             step=begun, steps=plan.max_steps, episodes=(plan.max_steps - begun) * args.generation_batch_size
@@ -148,6 +150,21 @@ def train(
             metrics.newest,
             log.receipts(),
         )
+
+
+@contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """The output directory is this run's: taken by the first process, or refused to all."""
+    held = OutputDirectory(directory)
+
+    def hold() -> None:
+        held.__enter__()
+
+    the_first_does(hold)
+    try:
+        yield
+    finally:
+        held.close()
 
 
 def checkpoint_of(plan: TrainingPlan) -> str | None:

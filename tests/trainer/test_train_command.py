@@ -130,6 +130,34 @@ def test_a_directory_of_a_run_that_saved_no_state_is_not_written_on(tmp_path: Pa
         checkpoint_of(replace(plan, resume=True))
 
 
+def test_a_second_run_into_the_same_directory_is_refused(
+    farm: Field, start: Start, model: Path, slow_model: Path, tmp_path: Path
+) -> None:
+    first = start("--model", str(slow_model), "--cpu", "--max-steps", "50", "--output-dir", "out")
+    wait_until(
+        lambda: len(farm.provider.list({})) == 2 or first.process.poll() is not None,
+        description="two sandboxes of the first run",
+        seconds=120,
+    )
+    plan = TrainingPlan(model=str(model), tasks=[weekly_sales()], cpu=True, output_dir=tmp_path / "out")
+    for resume in (False, True):
+        with pytest.raises(SettingsError, match="another run is writing there"):
+            train(replace(plan, resume=resume), farm.settings, NoBars())
+    second = start("--model", str(model), "--cpu", "--output-dir", "out")
+    assert second.wait(SECONDS) == 3, second.stderr
+    assert "another run is writing there" in second.stderr.replace("\n", " ")
+    first.process.send_signal(signal.SIGINT)
+    assert first.wait(60) == 130, first.stderr
+
+
+def test_a_directory_that_cannot_be_written_to_is_not_blamed_on_the_model(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = start("--model", "no-such-model", "--cpu", "--output-dir", "file/out")
+    assert run.wait(SECONDS) == 3, run.stderr
+    assert "file/out: cannot be written to (not a directory)" in run.stderr.replace("\n", " ")
+    assert "--output-dir" in run.stderr
+
+
 def test_an_interrupt_leaves_no_episode_and_no_sandbox(farm: Field, start: Start, slow_model: Path) -> None:
     run = start("--model", str(slow_model), "--cpu", "--max-steps", "50", "--output-dir", "out")
     wait_until(
