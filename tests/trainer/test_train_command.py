@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -104,6 +105,13 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
         train(plan, farm.settings, NoBars())
     with pytest.raises(SettingsError, match="larger --max-steps"):
         train(replace(plan, max_steps=1, resume=True), farm.settings, NoBars())
+    aside = (output / "checkpoint-1").rename(tmp_path / "aside")
+    shutil.copytree(aside, output / "checkpoint-1")
+    torch.save({}, output / "checkpoint-1" / "optimizer.pt")
+    with pytest.raises(SettingsError, match=r"checkpoint-1: cannot be loaded"):
+        train(replace(plan, resume=True), farm.settings, NoBars())
+    shutil.rmtree(output / "checkpoint-1")
+    aside.rename(output / "checkpoint-1")
     (output / "checkpoint-7").mkdir()  # a process that is killed while it saves leaves a part of a state
     with (output / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 2, "time": 0, "reward": 0.5}\n{"step": 2, "ti')
