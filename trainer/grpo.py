@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import trl
+from transformers.trainer_utils import has_length
 from trl import GRPOTrainer
 from trl.trainer.utils import get_callable_name, is_async_callable
 
@@ -85,11 +86,27 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
 
     def train(self, *args: Any, **options: Any) -> Any:
-        """TRL's `train`; closes every episode on the way out."""
+        """TRL's `train`; closes every episode on the way out.
+
+        Raises NeverFits at once for an evaluation whose batches can never be live, not when its turn comes.
+        """
         try:
+            if (count := self._evaluated_at_once()) > 0:
+                the_first_does(lambda: self._episodes.refuse_too_many(count))
             return super().train(*args, **options)
         finally:
             self._episodes.close()
+
+    def _evaluated_at_once(self) -> int:
+        """The episodes of the largest evaluation batch of all processes; 0 when training evaluates nothing."""
+        if self.eval_dataset is None or (self.args.eval_strategy == "no" and not self.args.eval_on_start):
+            return 0
+        count: int = self.args.eval_batch_size * self.accelerator.num_processes
+        sets = list(self.eval_dataset.values()) if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        if self.accelerator.num_processes > 1 or not all(has_length(it) for it in sets):
+            return count  # several processes fill up their last batch
+        most: int = max(len(it) for it in sets) * self.num_generations_eval
+        return min(count, most)
 
     def training_step(self, model: Any, inputs: Sequence[Any], num_items_in_batch: Any = None) -> Any:
         """TRL's step; what it generates is one batch of the farm."""

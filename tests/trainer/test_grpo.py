@@ -38,12 +38,16 @@ LOSE: list[Turn] = [[shell("lose")], [RUN], []]
 """Its first command is this test's sign to delete its sandbox."""
 
 
+CONFIG = ("group", "loss_type", "max_steps", "eval_strategy", "eval_steps")
+"""What is GRPOConfig's; other options are the trainer's."""
+
+
 def trainer_of(
     episodes: RemoteEpisodes, directory: Path, scripts: list[list[Turn]], *, dataset: Any = None, **options: Any
 ) -> Any:
     tokenizer = make_tokenizer([*script_words(scripts), "fix"])
     members = options.pop("members", {})
-    config = {name: options.pop(name) for name in ("group", "loss_type", "max_steps") if name in options}
+    config = {name: options.pop(name) for name in CONFIG if name in options}
     return scripted(FarmGRPOTrainer, scripts, **members)(
         model=make_model(tokenizer),
         args=grpo_config(directory, batch=len(scripts), **config),
@@ -222,6 +226,26 @@ def test_a_batch_that_can_never_be_live_is_refused_before_it_starts(
     with pytest.raises(CapacityError, match="add 1 worker"):
         trainer.train()
     assert pool.submitted == []
+
+
+def test_an_evaluation_that_can_never_be_live_is_refused_before_the_first_step(
+    pool: Pool, episodes: RemoteEpisodes, tmp_path: Path
+) -> None:
+    asked = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": rows(*[weekly_sales()] * 3)}
+    trainer = trainer_of(episodes, tmp_path, [LOOK] * 2, **asked)
+    with pytest.raises(CapacityError, match="a batch of 6 can never be live"):
+        trainer.train()
+    assert pool.submitted == []
+
+
+def test_an_evaluation_smaller_than_its_batch_is_what_it_is(
+    pool: Pool, episodes: RemoteEpisodes, tmp_path: Path
+) -> None:
+    asked = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": rows(*[weekly_sales()] * 2)}
+    trainer = trainer_of(episodes, tmp_path, [SOLVE, LOOK], **asked)
+    trainer.train()
+    assert len(announced(pool.redis, pool.run_id)) == 2 + 4, "eight fit no farm of four slots; there are four"
+    assert any(row.get("eval_reward") == 0.5 for row in trainer.state.log_history)
 
 
 def test_a_task_column_that_is_not_json_is_refused(pool: Pool, episodes: RemoteEpisodes, tmp_path: Path) -> None:
