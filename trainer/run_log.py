@@ -24,6 +24,7 @@ from orchestrator.errors import RedisUnavailable, SettingsError
 from orchestrator.finished import START, Finished
 from orchestrator.pool import Pool
 from orchestrator.records import SettledReceipt
+from trainer.signals import is_count
 
 logger = logging.getLogger(__name__)
 
@@ -96,17 +97,19 @@ class ReceiptLog:
 
 
 class MetricsLog(TrainerCallback):  # type: ignore[misc, unused-ignore] # transformers is not checked
-    """Appends TRL's logs to a file, in the first process only, and remembers the newest of each number."""
+    """Appends TRL's logs to a file, in the first process only, and keeps what they come to at the end."""
 
     def __init__(self, path: Path, on_step: Callable[[int], None]) -> None:
-        self.newest: dict[str, float | None] = {}
+        self.summary: dict[str, float | None] = {}
+        """Counts of the whole run, of every other number the newest."""
         self._path = path
         self._on_step = on_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """TRL logged."""
         numbers = {name: _finite(value) for name, value in (logs or {}).items()}
-        self.newest.update(numbers)
+        for name, value in numbers.items():
+            self.summary[name] = (self.summary.get(name) or 0) + value if is_count(name) else value
         if state.is_world_process_zero:
             append(self._path, {"step": state.global_step, "time": time.time(), **numbers})
 

@@ -81,6 +81,7 @@ class TrainingResult:
     steps: int
     checkpoint: Path
     metrics: dict[str, float | None]
+    """Counts of the whole run, of every other number the newest."""
     receipts: list[SettledReceipt]
 
 
@@ -161,7 +162,7 @@ def train(
             main,
             trainer.state.global_step,
             plan.output_dir / MODEL,
-            metrics.newest,
+            metrics.summary,
             log.receipts(),
         )
 
