@@ -32,10 +32,11 @@ class OutputDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
+        self._made = False
+        """The directory is ours to remove; one that was there may have an owner and rights of its own."""
 
     def __enter__(self) -> Self:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             self._descriptor = self._locked()
         except OSError as error:
             why = "not a directory" if isinstance(error, (FileExistsError, NotADirectoryError)) else error.strerror
@@ -55,12 +56,15 @@ class OutputDirectory:
         with contextlib.suppress(OSError):  # what cannot be cleared away may stay
             if [found.name for found in self.path.iterdir()] == [LOCK]:
                 (self.path / LOCK).unlink()
-                self.path.rmdir()
+                if self._made:
+                    self.path.rmdir()
         os.close(descriptor)
 
     def _locked(self) -> int:
         while True:
-            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.path.is_dir():
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._made = True
             descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 self._lock(descriptor)

@@ -25,6 +25,12 @@ def test_a_directory_to_which_nothing_was_written_is_gone_again(tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
+def test_an_empty_directory_that_was_there_before_stays(tmp_path: Path) -> None:
+    with OutputDirectory(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("path", ["file", "file/out"])
 def test_a_path_that_is_no_directory_is_refused(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
