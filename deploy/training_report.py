@@ -107,7 +107,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 def signal_table(metrics: dict[str, float | None]) -> Table:
     """One row a signal."""
-    table = Table(title="signals of the last step")
+    table = Table(title="signals of the last step, counts of the whole run")
     table.add_column("signal", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("tells")

@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -34,6 +34,7 @@ from orchestrator.errors import (
     EpisodeClosed,
     FarmError,
     NeverFits,
+    PlacesTaken,
     ReceiptOverdue,
     RedisUnavailable,
 )
@@ -204,7 +205,8 @@ class RemoteEpisodes:
         self._made: list[RemoteEpisode] = []
         self._batch: _Batch | None = None
         self._batches = 0
-        self._reserved_before = False
+        self._most_reserved = 0
+        """The largest batch that had its places, or could have had them: so many were there once."""
 
     def __call__(self) -> RemoteEpisode:
         """One more environment; allocates nothing."""
@@ -251,8 +253,8 @@ class RemoteEpisodes:
     def reserve(self, count: int) -> Reservation:
         """Places for `count` episodes, all or nothing.
 
-        Raises CapacityError: NeverFits at once when the first batch can never be live together, later only after
-        `wait_seconds`, since a worker that ran before may come back; PlacesTaken after as long.
+        Raises CapacityError: NeverFits at once when so many can never be live together, and only after `wait_seconds`
+        when as many were before, since a worker may come back; PlacesTaken after as long.
         """
         ends = time.monotonic() + self._wait_seconds
         while True:
@@ -260,12 +262,18 @@ class RemoteEpisodes:
             try:
                 reservation = self.pool.reserve(count, wait_seconds=left)
             except NeverFits:
-                if not self._reserved_before or not left:
+                if count > self._most_reserved or not left:
                     raise
                 time.sleep(min(1.0, left))
             else:
-                self._reserved_before = True
+                self._most_reserved = max(self._most_reserved, count)
                 return reservation
+
+    def refuse_too_many(self, count: int) -> None:
+        """Raise NeverFits when a batch of `count` can never be live together; neither waits nor keeps places."""
+        with suppress(PlacesTaken):
+            self.pool.reserve(count).release()
+        self._most_reserved = max(self._most_reserved, count)
 
     def cancel(self) -> None:
         """Ask for the end of every episode that still runs; does not wait, does not raise."""

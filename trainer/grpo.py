@@ -15,16 +15,20 @@ returns or raises, every episode is closed.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import trl
+from transformers.trainer_utils import has_length
 from trl import GRPOTrainer
+from trl.trainer.utils import get_callable_name, is_async_callable
 
 from orchestrator.errors import EpisodeAborted, FarmError
 from orchestrator.farm import open_farm
@@ -57,9 +61,19 @@ def seam_problem(base: type[Any] = GRPOTrainer) -> str | None:
 
 
 class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL is not checked
-    """GRPOTrainer whose `environment_factory` is a RemoteEpisodes."""
+    """GRPOTrainer whose `environment_factory` is a RemoteEpisodes.
 
-    def __init__(self, *args: Any, environment_factory: RemoteEpisodes, **options: Any) -> None:
+    Functions in `reward_funcs` add to the episode's own reward; what is excluded has none of either.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        *args: Any,
+        environment_factory: RemoteEpisodes,
+        **options: Any,
+    ) -> None:
         if problem := seam_problem():
             raise FarmError(problem)
         if not isinstance(environment_factory, RemoteEpisodes):
@@ -67,15 +81,32 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         self._episodes = environment_factory
         self._tally: dict[str, Counter[str]] = {"train": Counter(), "eval": Counter()}
         self._empty_batches = 0
-        super().__init__(*args, environment_factory=environment_factory, **options)
+        more = _without_excluded(reward_funcs, environment_factory)
+        super().__init__(model, more, *args, environment_factory=environment_factory, **options)
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
 
     def train(self, *args: Any, **options: Any) -> Any:
-        """TRL's `train`; closes every episode on the way out."""
+        """TRL's `train`; closes every episode on the way out.
+
+        Raises NeverFits at once for an evaluation whose batches can never be live, not when its turn comes.
+        """
         try:
+            if (count := self._evaluated_at_once()) > 0:
+                the_first_does(lambda: self._episodes.refuse_too_many(count))
             return super().train(*args, **options)
         finally:
             self._episodes.close()
+
+    def _evaluated_at_once(self) -> int:
+        """The episodes of the largest evaluation batch of all processes; 0 when training evaluates nothing."""
+        if self.eval_dataset is None or (self.args.eval_strategy == "no" and not self.args.eval_on_start):
+            return 0
+        count: int = self.args.eval_batch_size * self.accelerator.num_processes
+        sets = list(self.eval_dataset.values()) if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        if self.accelerator.num_processes > 1 or not all(has_length(it) for it in sets):
+            return count  # several processes fill up their last batch
+        most: int = max(len(it) for it in sets) * self.num_generations_eval
+        return min(count, most)
 
     def training_step(self, model: Any, inputs: Sequence[Any], num_items_in_batch: Any = None) -> Any:
         """TRL's step; what it generates is one batch of the farm."""
@@ -183,6 +214,45 @@ def _collected(environment: RemoteEpisode) -> _Row:
     episode = environment._episode.episode_id if environment._episode is not None else "no episode"
     detail = failure.detail if isinstance(failure, EpisodeAborted) else str(failure)
     return None, aborted_outcome(environment), f"{detail} ({episode})"
+
+
+def _without_excluded(reward_funcs: Any, episodes: RemoteEpisodes) -> list[Any]:
+    """The user's reward functions, saying None for a row that is excluded.
+
+    TRL leaves out a row only when all its reward functions say None: any number of theirs would make the missing reward
+    of the episode a zero. A reward model cannot say None.
+    """
+    given = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
+    if episodes.on_abort == "raise":
+        return list(given)
+    for func in given:
+        if isinstance(func, (str, torch.nn.Module)):
+            raise FarmError(
+                "reward_funcs: a reward model also scores completions whose episode was lost, so they would count as "
+                "zeros; call it from a function, or use on_abort='raise'"
+            )
+    return [_none_where_excluded(func) for func in given]
+
+
+def _none_where_excluded(func: Callable[..., Any]) -> Callable[..., Any]:
+    def without(environments: Sequence[RemoteEpisode], rewards: Sequence[float | None]) -> list[float | None]:
+        out = [environment._excluded or environment._failure is not None for environment in environments]
+        return [None if it_is else reward for it_is, reward in zip(out, rewards, strict=True)]
+
+    if is_async_callable(func):
+
+        @functools.wraps(func)
+        async def rewarded(*, environments: Sequence[RemoteEpisode], **given: Any) -> list[float | None]:
+            return without(environments, await func(environments=environments, **given))
+
+    else:
+
+        @functools.wraps(func)
+        def rewarded(*, environments: Sequence[RemoteEpisode], **given: Any) -> list[float | None]:
+            return without(environments, func(environments=environments, **given))
+
+    rewarded.__name__ = get_callable_name(func)  # what TRL's logs call it
+    return rewarded
 
 
 def _not_the_whole_task(record: logging.LogRecord) -> bool:

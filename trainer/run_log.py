@@ -20,12 +20,16 @@ from typing import Any
 from transformers import TrainerCallback
 
 from orchestrator.connection import redis_border
-from orchestrator.errors import RedisUnavailable
+from orchestrator.errors import RedisUnavailable, SettingsError
 from orchestrator.finished import START, Finished
 from orchestrator.pool import Pool
 from orchestrator.records import SettledReceipt
+from trainer.signals import is_count
 
 logger = logging.getLogger(__name__)
+
+_AS_IT_IS = "surrogateescape"
+"""Bytes that are no text are written back as they were."""
 
 _BLOCK_SECONDS = 1.0
 """How long one read of the stream waits: how soon the end of the run is noticed."""
@@ -93,17 +97,19 @@ class ReceiptLog:
 
 
 class MetricsLog(TrainerCallback):  # type: ignore[misc, unused-ignore] # transformers is not checked
-    """Appends TRL's logs to a file, in the first process only, and remembers the newest of each number."""
+    """Appends TRL's logs to a file, in the first process only, and keeps what they come to at the end."""
 
     def __init__(self, path: Path, on_step: Callable[[int], None]) -> None:
-        self.newest: dict[str, float | None] = {}
+        self.summary: dict[str, float | None] = {}
+        """Counts of the whole run, of every other number the newest."""
         self._path = path
         self._on_step = on_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """TRL logged."""
         numbers = {name: _finite(value) for name, value in (logs or {}).items()}
-        self.newest.update(numbers)
+        for name, value in numbers.items():
+            self.summary[name] = (self.summary.get(name) or 0) + value if is_count(name) else value
         if state.is_world_process_zero:
             append(self._path, {"step": state.global_step, "time": time.time(), **numbers})
 
@@ -118,16 +124,34 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
         stream.write(json.dumps(row, allow_nan=False) + "\n")
 
 
+def lines_until(path: Path, step: int) -> list[str]:
+    """The whole lines of a file of numbers, without those of later steps; raises SettingsError for any other line."""
+    kept = []
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            later = json.loads(line)["step"] > step
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise SettingsError(
+                f"{path}:{number}: is no line of a run's numbers; mend or remove that line, then --resume again"
+            ) from None
+        if not later:
+            kept.append(line)
+    return kept
+
+
 def take_back(path: Path, *, after_step: int | None = None) -> None:
     """Drop a last line that was cut short, and lines of later steps, which a resumed run makes anew."""
     if not path.exists():
         return
-    text = path.read_text()
-    lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)
-    kept = [line for line in lines if after_step is None or json.loads(line)["step"] <= after_step]
+    kept = _whole_lines(path) if after_step is None else lines_until(path, after_step)
     fresh = path.with_suffix(".new")
-    fresh.write_text("".join(kept))
+    fresh.write_text("".join(kept), errors=_AS_IT_IS)
     fresh.replace(path)
+
+
+def _whole_lines(path: Path) -> list[str]:
+    text = path.read_text(errors=_AS_IT_IS) if path.exists() else ""
+    return [f"{line}\n" for line in text.split("\n")[:-1]]
 
 
 def _finite(value: Any) -> Any:

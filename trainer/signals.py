@@ -18,13 +18,18 @@ SIGNALS: Mapping[str, str] = {
     "entropy": "how undecided the model is; close to 0 it explores no more",
     "kl": "how far the model has moved from where it started",
     "step_time": "seconds of a step, generation and episodes included",
-    "episodes/finished": "episodes that ended since the last line, with a score or without",
+    "episodes/finished": "episodes that ended, with a score or without",
     "episodes/aborted": "episodes that our side lost; never trained on, never a zero",
     "episodes/excluded": "completions left out of the training data: the aborted ones and the rest of dropped groups",
     "groups/dropped": "groups with fewer than two scored members, left out whole",
     "groups/identical_rewards": "groups in which every score was the same",
 }
 """By the name in the logs."""
+
+
+def is_count(name: str) -> bool:
+    """Whether the number counts what there was since the last log, so that those of several logs add up."""
+    return name.removeprefix("eval_").startswith(("episodes/", "groups/"))
 
 
 def told(logs: Mapping[str, float | None]) -> list[dict[str, object]]:

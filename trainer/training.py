@@ -9,19 +9,20 @@ episodes, and the first one writes the files.
 
 from __future__ import annotations
 
-import json
+import logging
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
 from datasets import Dataset
+from safetensors import SafetensorError
 from transformers import PrinterCallback, TrainerCallback, set_seed
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig
 
@@ -33,8 +34,13 @@ from orchestrator.tasks import Task
 from trainer.environment import OnAbort, RemoteEpisodes
 from trainer.evaluation.chat_template import load_tokenizer
 from trainer.grpo import FarmGRPOTrainer
+from trainer.output_directory import OutputDirectory
 from trainer.processes import the_first_does
-from trainer.run_log import MetricsLog, ReceiptLog, take_back
+from trainer.run_log import MetricsLog, ReceiptLog, lines_until, take_back
+from trainer.saved_states import damage, refuse_another_model, saved_states, step_of
+from trainer.schedule import Schedule
+
+logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 RECEIPTS = "receipts.jsonl"
@@ -75,6 +81,7 @@ class TrainingResult:
     steps: int
     checkpoint: Path
     metrics: dict[str, float | None]
+    """Counts of the whole run, of every other number the newest."""
     receipts: list[SettledReceipt]
 
 
@@ -85,6 +92,17 @@ class _Check(TrainerCallback):  # type: ignore[misc, unused-ignore] # transforme
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A step is about to need the farm."""
         self._check()
+
+
+class _Begun(TrainerCallback):  # type: ignore[misc, unused-ignore] # transformers is not checked
+    """Whether the trainer is past loading the state."""
+
+    def __init__(self) -> None:
+        self.yet = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The state is loaded."""
+        self.yet = True
 
 
 class Watcher(Protocol):
@@ -109,15 +127,16 @@ def train(
     when an episode ended without a score and the plan says `raise`.
     """
     disable_progress_bar()  # bars are the watcher's
-    state = checkpoint_of(plan)
-    tokenizer = load_tokenizer(plan.model)
     args = _config(plan)
-    set_seed(plan.seed)
     main = args.process_index == 0
     with (
+        _held(plan.output_dir),
         Pool(settings, run_id=the_first_does(lambda: f"run-{secrets.token_hex(5)}")) as pool,
         RemoteEpisodes(pool, on_abort=plan.on_abort) as episodes,
     ):
+        state = checkpoint_of(plan)
+        tokenizer = load_tokenizer(plan.model)
+        set_seed(plan.seed)
         the_first_does(
             lambda: episodes.reserve(args.generation_batch_size).release()
         )  # refused before a model is loaded
@@ -125,40 +144,57 @@ def train(
         trainer = _trainer(plan, args, tokenizer, episodes, metrics)
         if check is not None:
             trainer.add_callback(_Check(check))
-        plan.output_dir.mkdir(parents=True, exist_ok=True)
-        begun = _step_of(state)
+        begun = step_of(state)
         watcher.started(
             step=begun, steps=plan.max_steps, episodes=(plan.max_steps - begun) * args.generation_batch_size
         )
         if not main:
-            trainer.train(resume_from_checkpoint=state)
+            _train_from(state, trainer)
             trainer.save_model(str(plan.output_dir / MODEL))
             return TrainingResult(pool.run_id, main, trainer.state.global_step, plan.output_dir / MODEL, {}, [])
         take_back(plan.output_dir / METRICS, after_step=begun)
         take_back(plan.output_dir / RECEIPTS)
         with ReceiptLog(pool, plan.output_dir / RECEIPTS, watcher.ended) as log:
-            trainer.train(resume_from_checkpoint=state)
+            _train_from(state, trainer)
             trainer.save_model(str(plan.output_dir / MODEL))  # the model outlives a receipt that cannot be written
         return TrainingResult(
             pool.run_id,
             main,
             trainer.state.global_step,
             plan.output_dir / MODEL,
-            metrics.newest,
+            metrics.summary,
             log.receipts(),
         )
 
 
+@contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """The output directory is this run's: taken by the first process, or refused to all."""
+    held = OutputDirectory(directory)
+
+    def hold() -> None:
+        held.__enter__()
+
+    the_first_does(hold)
+    try:
+        yield
+    finally:
+        held.close()
+
+
 def checkpoint_of(plan: TrainingPlan) -> str | None:
-    """The state to resume, None for a fresh run; raises SettingsError when the output directory holds another run."""
+    """The newest state that is whole, None for a fresh run.
+
+    Raises SettingsError when the output directory holds another run, or nothing that this plan could go on with.
+    """
     directory = plan.output_dir
     if directory.exists() and not directory.is_dir():
         raise SettingsError(f"{directory} is not a directory; choose another --output-dir")
-    states = _states(directory)
+    states = saved_states(directory)
     if not plan.resume:
         if states:
             raise SettingsError(
-                f"{directory} holds a run of {_step_of(states[-1])} steps: go on with --resume, or choose another "
+                f"{directory} holds a run of {step_of(states[-1])} steps: go on with --resume, or choose another "
                 "--output-dir"
             )
         if any((directory / name).exists() for name in (METRICS, RECEIPTS)):
@@ -167,27 +203,38 @@ def checkpoint_of(plan: TrainingPlan) -> str | None:
                 "--output-dir (a smaller --save-steps saves sooner)"
             )
         return None
-    found = next((state for state in reversed(states) if _is_complete(state)), None)
-    if found is None:
-        raise SettingsError(f"nothing to resume in {directory}: no state there is whole; choose another --output-dir")
-    if _step_of(found) >= plan.max_steps:
-        raise SettingsError(f"the run in {directory} has made {_step_of(found)} steps: give a larger --max-steps")
-    return str(found)
+    damaged: list[str] = []
+    for state in reversed(states):
+        if (what := damage(state)) is None:
+            break
+        damaged.append(f"{state.name}: {what}")
+    else:
+        why = f" ({'; '.join(damaged)})" if damaged else ""
+        raise SettingsError(
+            f"nothing to resume in {directory}: no state there is whole{why}; choose another --output-dir"
+        )
+    if step_of(state) >= plan.max_steps:
+        raise SettingsError(f"the run in {directory} has made {step_of(state)} steps: give a larger --max-steps")
+    refuse_another_model(state, plan.model)
+    lines_until(directory / METRICS, step_of(state))
+    if damaged:
+        logger.warning("going on from %s; later states are not whole: %s", state, "; ".join(damaged))
+    return str(state)
 
 
-def _states(directory: Path) -> list[Path]:
-    """What was saved of a run, also in part, in order of the steps."""
-    found = directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if directory.is_dir() else []
-    return sorted((path for path in found if path.is_dir() and path.name.rpartition("-")[2].isdigit()), key=_step_of)
-
-
-def _is_complete(state: Path) -> bool:
-    """Whether this state was saved to its end: a process that was killed meanwhile leaves a part of it."""
+def _train_from(state: str | None, trainer: FarmGRPOTrainer) -> None:
+    """Train; raises SettingsError for a state that cannot be loaded, whose files looked whole."""
+    begun = _Begun()
+    trainer.add_callback(begun)
     try:
-        json.loads((state / TRAINER_STATE_NAME).read_bytes())  # what transformers writes last
-    except (OSError, ValueError):
-        return False
-    return True
+        trainer.train(resume_from_checkpoint=state)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError, UnpicklingError) as error:
+        if state is None or begun.yet:
+            raise
+        raise SettingsError(
+            f"{state}: cannot be loaded ({str(error).splitlines()[0]}); move it away to go on from an earlier one, or "
+            "choose another --output-dir"
+        ) from error
 
 
 def dataset_of(tasks: Sequence[Task], *, at_least: int = 1) -> Any:
@@ -237,13 +284,9 @@ def _trainer(
             train_dataset=dataset_of(plan.tasks, at_least=args.generation_batch_size // plan.completions),
             processing_class=tokenizer,
             environment_factory=episodes,
-            callbacks=[metrics],
+            callbacks=[metrics, Schedule()],
         )
     except (OSError, ValueError) as error:
         raise SettingsError(f"--model {plan.model}: cannot be trained ({str(error).splitlines()[0]})") from error
     trainer.remove_callback(PrinterCallback)  # it prints to standard output
     return trainer
-
-
-def _step_of(state: Path | str | None) -> int:
-    return 0 if state is None else int(str(state).rpartition("-")[2])

@@ -113,10 +113,13 @@ def _run(plan: TrainingPlan, settings: Settings, workers: int) -> None:
     from deploy.terminal import errors
     from deploy.training_report import NoBars, TrainingBars, as_text, report, signal_table
     from trainer.evaluation.chat_template import load_tokenizer
+    from trainer.output_directory import OutputDirectory
     from trainer.signals import advice
     from trainer.training import checkpoint_of, train
 
-    checkpoint_of(plan)
+    first = os.environ.get("RANK", "0") == "0"
+    with OutputDirectory(plan.output_dir) if first else contextlib.nullcontext():
+        checkpoint_of(plan)
     load_tokenizer(plan.model)  # what is wrong with either is said before a farm is started
     with contextlib.ExitStack() as stack:
         check = None
@@ -124,7 +127,7 @@ def _run(plan: TrainingPlan, settings: Settings, workers: int) -> None:
         if resolved is None:
             farm = stack.enter_context(LocalFarm(settings, workers=workers, temporary=True))
             resolved, check = farm.settings, farm.check
-        watcher = stack.enter_context(TrainingBars()) if os.environ.get("RANK", "0") == "0" else NoBars()
+        watcher = stack.enter_context(TrainingBars()) if first else NoBars()
         result = train(plan, resolved, watcher, check=check)
     if not result.main:
         return

@@ -111,6 +111,28 @@ def test_a_worker_that_may_come_back_is_waited_for_only_once(farm: Farm, pool: A
     assert pool.asked[-1] == 0.0, "each look has what is left of the time, not the whole again"
 
 
+def test_a_batch_that_is_larger_than_any_before_is_refused_at_once(farm: Farm, pool: AskedPool) -> None:
+    beat_slots(farm, 2)
+    episodes = RemoteEpisodes(pool)
+    episodes.reserve(2).release()
+    pool.asked.clear()
+    with pytest.raises(NeverFits, match="a batch of 3"):
+        episodes.reserve(3)
+    assert len(pool.asked) == 1, "no worker comes back for a batch that never had one"
+
+
+def test_a_batch_is_looked_at_without_waiting_for_its_places(farm: Farm, pool: AskedPool) -> None:
+    beat_slots(farm, 2)
+    episodes = RemoteEpisodes(pool)
+    with pytest.raises(NeverFits):
+        episodes.refuse_too_many(3)
+    episodes.refuse_too_many(2)
+    assert farm.limiter.capacity().reserved == 0
+    with pool.reserve(2):
+        episodes.refuse_too_many(2)
+    assert set(pool.asked) == {0.0}
+
+
 def test_places_that_others_hold_are_not_taken_for_missing_ones(farm: Farm, pool: AskedPool) -> None:
     beat_slots(farm, 2)
     episodes = RemoteEpisodes(pool, wait_seconds=0.1)

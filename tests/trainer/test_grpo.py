@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.errors import CapacityError, EpisodeAborted
+from orchestrator.errors import CapacityError, EpisodeAborted, FarmError
 from orchestrator.pool import Pool
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import Outcome
@@ -37,12 +38,16 @@ LOSE: list[Turn] = [[shell("lose")], [RUN], []]
 """Its first command is this test's sign to delete its sandbox."""
 
 
+CONFIG = ("group", "loss_type", "max_steps", "eval_strategy", "eval_steps")
+"""What is GRPOConfig's; other options are the trainer's."""
+
+
 def trainer_of(
     episodes: RemoteEpisodes, directory: Path, scripts: list[list[Turn]], *, dataset: Any = None, **options: Any
 ) -> Any:
     tokenizer = make_tokenizer([*script_words(scripts), "fix"])
     members = options.pop("members", {})
-    config = {name: options.pop(name) for name in ("group", "loss_type", "max_steps") if name in options}
+    config = {name: options.pop(name) for name in CONFIG if name in options}
     return scripted(FarmGRPOTrainer, scripts, **members)(
         model=make_model(tokenizer),
         args=grpo_config(directory, batch=len(scripts), **config),
@@ -161,6 +166,35 @@ def test_one_failed_rollout_neither_ends_the_run_nor_becomes_a_zero(
     assert "verification" not in caplog.text, "TRL's warning shows the whole task, what is held out included"
 
 
+def halves(completions: list[Any], **_: Any) -> list[float]:
+    return [0.5] * len(completions)
+
+
+async def halves_later(completions: list[Any], **_: Any) -> list[float]:
+    return halves(completions)
+
+
+def test_other_reward_functions_do_not_make_a_zero_of_an_aborted_episode(
+    farm: Field, pool: Pool, tmp_path: Path
+) -> None:
+    with losing(farm, pool, on_abort="exclude") as episodes:
+        scripts = [SOLVE, LOSE, SUBMIT_BUG, SOLVE]
+        trainer = trainer_of(episodes, tmp_path, scripts, reward_funcs=[halves, functools.partial(halves_later)])
+        trainer.train()
+    logs = trainer._logs
+    for name, value in (("RemoteEpisode", 1.0), ("halves", 0.5), ("halves_later", 0.5)):
+        assert logs["rewards"][name][0] == value
+        assert math.isnan(logs["rewards"][name][1])
+    third = 1 / math.sqrt(3)
+    assert list(logs["advantages"]) == pytest.approx([third, 0.0, -2 * third, third], rel=1e-3), "of three, not of four"
+    assert trainer.state.log_history[0]["reward"] == pytest.approx(2 / 3 + 1)
+
+
+def test_a_reward_model_is_refused_where_aborted_episodes_are_excluded(pool: Pool, tmp_path: Path) -> None:
+    with RemoteEpisodes(pool, on_abort="exclude") as episodes, pytest.raises(FarmError, match="reward model"):
+        trainer_of(episodes, tmp_path, [LOOK] * 2, reward_funcs="some/reward-model")
+
+
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_a_batch_without_any_group_left_moves_nothing(farm: Field, pool: Pool, tmp_path: Path, loss_type: str) -> None:
     with losing(farm, pool, on_abort="exclude") as episodes:
@@ -192,6 +226,26 @@ def test_a_batch_that_can_never_be_live_is_refused_before_it_starts(
     with pytest.raises(CapacityError, match="add 1 worker"):
         trainer.train()
     assert pool.submitted == []
+
+
+def test_an_evaluation_that_can_never_be_live_is_refused_before_the_first_step(
+    pool: Pool, episodes: RemoteEpisodes, tmp_path: Path
+) -> None:
+    asked = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": rows(*[weekly_sales()] * 3)}
+    trainer = trainer_of(episodes, tmp_path, [LOOK] * 2, **asked)
+    with pytest.raises(CapacityError, match="a batch of 6 can never be live"):
+        trainer.train()
+    assert pool.submitted == []
+
+
+def test_an_evaluation_smaller_than_its_batch_is_what_it_is(
+    pool: Pool, episodes: RemoteEpisodes, tmp_path: Path
+) -> None:
+    asked = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": rows(*[weekly_sales()] * 2)}
+    trainer = trainer_of(episodes, tmp_path, [SOLVE, LOOK], **asked)
+    trainer.train()
+    assert len(announced(pool.redis, pool.run_id)) == 2 + 4, "eight fit no farm of four slots; there are four"
+    assert any(row.get("eval_reward") == 0.5 for row in trainer.state.log_history)
 
 
 def test_a_task_column_that_is_not_json_is_refused(pool: Pool, episodes: RemoteEpisodes, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
+from transformers import TrainerControl, TrainerState
 
 from orchestrator.errors import FarmError
 from orchestrator.keys import Keys
@@ -16,7 +17,7 @@ from orchestrator.records import Script, SettledReceipt
 from orchestrator.settings import Settings
 from tests.support.truth import TASK, TinySlot, farm_settings
 from tests.support.waiting import wait_until
-from trainer.run_log import ReceiptLog
+from trainer.run_log import MetricsLog, ReceiptLog
 
 FULL = Path("/dev/full")
 
@@ -92,3 +93,19 @@ def test_a_receipt_that_was_not_written_is_not_counted_as_written(pool: Pool) ->
         ended(pool)
     assert log.episode_ids == []
     assert log._position == "0"
+
+
+def test_what_was_counted_adds_up_over_the_run(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl", on_step=lambda step: None)
+    lost = {"reward": 0.5, "episodes/finished": 4, "episodes/aborted": 1, "episodes/aborted/sandbox_lost": 1}
+    for logs in (lost, {"reward": 1.0, "episodes/finished": 4, "episodes/aborted": 0}, {"train_loss": float("nan")}):
+        log.on_log(None, TrainerState(is_world_process_zero=True), TrainerControl(), logs=logs)
+    assert log.summary == {
+        "reward": 1.0,
+        "episodes/finished": 8,
+        "episodes/aborted": 1,
+        "episodes/aborted/sandbox_lost": 1,
+        "train_loss": None,
+    }
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("episodes/finished") for line in lines] == [4, 4, None], "each line is of its own step"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -104,14 +105,23 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
         train(plan, farm.settings, NoBars())
     with pytest.raises(SettingsError, match="larger --max-steps"):
         train(replace(plan, max_steps=1, resume=True), farm.settings, NoBars())
+    aside = (output / "checkpoint-1").rename(tmp_path / "aside")
+    shutil.copytree(aside, output / "checkpoint-1")
+    torch.save({}, output / "checkpoint-1" / "optimizer.pt")
+    with pytest.raises(SettingsError, match=r"checkpoint-1: cannot be loaded"):
+        train(replace(plan, resume=True), farm.settings, NoBars())
+    shutil.rmtree(output / "checkpoint-1")
+    aside.rename(output / "checkpoint-1")
     (output / "checkpoint-7").mkdir()  # a process that is killed while it saves leaves a part of a state
     with (output / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 2, "time": 0, "reward": 0.5}\n{"step": 2, "ti')
-    resumed = train(replace(plan, resume=True), farm.settings, NoBars())
+    resumed = train(replace(plan, resume=True, learning_rate=4e-6), farm.settings, NoBars())
     assert [(row["step"], "loss" in row) for row in rows_of(output / "metrics.jsonl")] == METRIC_LINES
     state = json.loads((output / "checkpoint-2" / "trainer_state.json").read_text())
     assert [row["step"] for row in state["log_history"] if "loss" in row] == [1, 2], "it went on where it was"
     assert state["log_history"][0] == first_state["log_history"][0]
+    made = next(row for row in rows_of(output / "metrics.jsonl") if row["step"] == 2)
+    assert made["learning_rate"] == pytest.approx(2e-6), "the second of two steps, with this run's rate"
     moments = torch.load(output / "checkpoint-2" / "optimizer.pt")["state"]
     assert {float(row["step"]) for row in moments.values()} == {2.0}, "the optimizer's state went on too"
     assert len(rows_of(output / "receipts.jsonl")) == 4
@@ -126,6 +136,34 @@ def test_a_directory_of_a_run_that_saved_no_state_is_not_written_on(tmp_path: Pa
         checkpoint_of(plan)
     with pytest.raises(SettingsError, match="nothing to resume"):
         checkpoint_of(replace(plan, resume=True))
+
+
+def test_a_second_run_into_the_same_directory_is_refused(
+    farm: Field, start: Start, model: Path, slow_model: Path, tmp_path: Path
+) -> None:
+    first = start("--model", str(slow_model), "--cpu", "--max-steps", "50", "--output-dir", "out")
+    wait_until(
+        lambda: len(farm.provider.list({})) == 2 or first.process.poll() is not None,
+        description="two sandboxes of the first run",
+        seconds=120,
+    )
+    plan = TrainingPlan(model=str(model), tasks=[weekly_sales()], cpu=True, output_dir=tmp_path / "out")
+    for resume in (False, True):
+        with pytest.raises(SettingsError, match="another run is writing there"):
+            train(replace(plan, resume=resume), farm.settings, NoBars())
+    second = start("--model", str(model), "--cpu", "--output-dir", "out")
+    assert second.wait(SECONDS) == 3, second.stderr
+    assert "another run is writing there" in second.stderr.replace("\n", " ")
+    first.process.send_signal(signal.SIGINT)
+    assert first.wait(60) == 130, first.stderr
+
+
+def test_a_directory_that_cannot_be_written_to_is_not_blamed_on_the_model(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    run = start("--model", "no-such-model", "--cpu", "--output-dir", "file/out")
+    assert run.wait(SECONDS) == 3, run.stderr
+    assert "file/out: cannot be written to (not a directory)" in run.stderr.replace("\n", " ")
+    assert "--output-dir" in run.stderr
 
 
 def test_an_interrupt_leaves_no_episode_and_no_sandbox(farm: Field, start: Start, slow_model: Path) -> None:
