@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from orchestrator.allocations import Running
 from orchestrator.budget import Balance
-from orchestrator.cost import Rates, usd
+from orchestrator.cost import usd
 from orchestrator.counts import (
     COST,
     INFINITE,
@@ -57,7 +57,6 @@ class Reading:
     slots: tuple[str, ...]
     """Names of the live ones (presence.slot_name)."""
     leased: int
-    rates: Rates
     budget: Balance
     """The farm's."""
     reconciled_at: float | None
@@ -74,7 +73,6 @@ def read(farm: Farm) -> Reading:
         queued=farm.queue.depth(),
         slots=tuple(farm.presence.live_slots()),
         leased=farm.redis.zcard(Keys.LEASES),
-        rates=farm.settings.rates(),
         budget=farm.budget.read(),
         reconciled_at=farm.ledger.unresolved.reconciled_at(),
     )
@@ -194,7 +192,7 @@ def _limits(limiter: LimiterReading) -> Iterator[Metric]:
 
 def _money(reading: Reading) -> Iterator[Metric]:
     burn = GaugeMetricFamily("farm_burn_usd_per_hour", "What the sandboxes that run now cost an hour.")
-    burn.add_metric([], float(usd(burn_picousd_per_hour(reading.running, reading.rates))))
+    burn.add_metric([], float(usd(burn_picousd_per_hour(reading.running))))
     yield burn
     budget = reading.budget
     amounts = {"spent": budget.spent_picousd, "reserved": budget.reserved_picousd}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from orchestrator.allocations import Running
-from orchestrator.cost import By, Rates, cost_picousd, hourly_picousd
+from orchestrator.cost import By
 from orchestrator.ledger import EpisodeRow, Ledger
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import Allocation, Receipt, SettledReceipt
@@ -44,7 +44,7 @@ class Item:
 
 
 class Spending:
-    """Sums up; what runs still is priced at the ledger's rates."""
+    """Sums up; what runs still is priced as it will be when it is settled."""
 
     def __init__(self, ledger: Ledger, receipts: Receipts) -> None:
         self._ledger = ledger
@@ -106,10 +106,7 @@ class Spending:
     def _cost(self, row: Allocation, now: float) -> int:
         if row.cost_picousd is not None:
             return row.cost_picousd
-        size = self._ledger.allocations.size_of(row)
-        return cost_picousd(
-            running_ms(row, now), vcpus=size.vcpus, memory_mb=size.memory_mb, rates=self._ledger.allocations.rates
-        )
+        return self._ledger.allocations.cost_of(row, running_ms(row, now))
 
 
 @dataclass(frozen=True)
@@ -168,11 +165,9 @@ def running_ms(row: Allocation, now: float) -> int:
     return max(0, int(1000 * min(now - row.created_at, longest)))
 
 
-def burn_picousd_per_hour(running: Iterable[Running], rates: Rates) -> int:
+def burn_picousd_per_hour(running: Iterable[Running]) -> int:
     """What the sandboxes that may run now cost in an hour."""
-    sizes = [row for row in running if row.state.accrues]
-    vcpus, memory_mb = sum(row.vcpus for row in sizes), sum(row.memory_mb for row in sizes)
-    return hourly_picousd(vcpus=vcpus, memory_mb=memory_mb, rates=rates)
+    return sum(row.picousd_per_hour for row in running if row.state.accrues)
 
 
 def waiting_ms(settled: SettledReceipt) -> int:

@@ -77,7 +77,7 @@ def cost(
         require_run(farm, receipts, run)
     wanted = ReceiptFilter(run_id=run, group_id=group, task_id=task, since=begin, until=end)
     sums, total = Spending(farm.ledger, receipts).bills(by, wanted)
-    burn = burn_picousd_per_hour(farm.ledger.allocations.running(), settings.rates())
+    burn = burn_picousd_per_hour(farm.ledger.allocations.running())
     if as_json or form is Format.JSON:
         lines = [json_text(by, sums, total, burn)]
     elif form is Format.CSV:

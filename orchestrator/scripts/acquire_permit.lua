@@ -62,7 +62,8 @@ local function grant()
   if run then
     if episode[6] then redis.call('HDEL', KEYS[8], 'unfunded_at') end
     redis.call('HSET', KEYS[8], 'reserved_policy', string.format('%.0f', policy),
-               'reserved_verifier', string.format('%.0f', verifier), 'size', size)
+               'reserved_verifier', string.format('%.0f', verifier), 'size', size,
+               'rates', ARGV[7] .. ':' .. ARGV[8])
     move_money(KEYS[13], run, policy + verifier, 0)
   end
   if not queue then return 1 end
