@@ -38,7 +38,7 @@ from orchestrator.keys import Keys
 from orchestrator.limiter import Reading as LimiterReading
 from orchestrator.presence import worker_of
 from orchestrator.spending import burn_picousd_per_hour
-from orchestrator.unresolved import ORPHANS_DELETED
+from orchestrator.unresolved import ORPHANS_DELETED, Kind
 from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
 
 _UNSETTLED = tuple(state for state in AllocationState if not state.settled)
@@ -59,6 +59,8 @@ class Reading:
     leased: int
     budget: Balance
     """The farm's."""
+    not_settled: Mapping[Kind, int]
+    """What reconcilers could not settle."""
     reconciled_at: float | None
     """When reconcilers ended a whole round last, in unix seconds."""
 
@@ -74,6 +76,7 @@ def read(farm: Farm) -> Reading:
         slots=tuple(farm.presence.live_slots()),
         leased=farm.redis.zcard(Keys.LEASES),
         budget=farm.budget.read(),
+        not_settled=farm.ledger.unresolved.counts(),
         reconciled_at=farm.ledger.unresolved.reconciled_at(),
     )
 
@@ -173,6 +176,12 @@ def _now(reading: Reading) -> Iterator[Metric]:
     stuck = GaugeMetricFamily("farm_unresolved_allocations", "Sandboxes whose end or existence is not confirmed.")
     stuck.add_metric([], sum(row.count for row in reading.running if row.state.stuck))
     yield stuck
+    yield _gauge(
+        "farm_not_settled",
+        "What reconcilers could not settle: episodes, allocations, orphaned sandboxes, the provider's list.",
+        "kind",
+        {str(kind): count for kind, count in reading.not_settled.items()},
+    )
     reconciled = GaugeMetricFamily(
         "farm_reconciled_timestamp_seconds", "When reconcilers ended a whole round last, by Redis's clock; 0: never."
     )

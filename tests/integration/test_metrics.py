@@ -17,16 +17,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.embedded import EmbeddedRedis
 from deploy.web_server import serving
 from orchestrator.cost import usd
-from orchestrator.errors import SettingsError
+from orchestrator.errors import OutcomeUnknown, SettingsError
 from orchestrator.farm import Farm, open_farm
 from orchestrator.metrics import read
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import SettledReceipt
+from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
 from orchestrator.web import create_app
 from tests.support.farm import Field, Ground, candidate, open_field, repaired, script
 from tests.support.processes import ROOT, Marked, worker_environment
 from tests.support.programs import program
+from tests.support.scene import Scene
 from tests.support.truth import (
     a_spec,
     admit,
@@ -39,7 +41,7 @@ from tests.support.truth import (
 )
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.farm"]
+pytest_plugins = ["tests.support.farm", "tests.support.scene"]
 
 Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -137,7 +139,7 @@ def test_every_name_of_the_design_is_there_and_none_carries_an_id(lasting: Field
     counters |= {"sandbox_seconds", "cost_usd"}
     gauges = {"queue_episodes", "slots", "workers", "sandboxes", "concurrency_limit", "creation_rate_limit"}
     gauges |= {"cooldown_seconds", "unresolved_allocations", "burn_usd_per_hour", "budget_usd", "redis_up"}
-    gauges |= {"reconciled_timestamp_seconds"}
+    gauges |= {"reconciled_timestamp_seconds", "not_settled"}
     histograms = {"episode_phase_seconds", "tool_call_seconds", "episode_reward", "episode_cost_usd"}
     for kind, names in (("counter", counters), ("gauge", gauges), ("histogram", histograms)):
         assert {name for name, family in families.items() if family.type == kind} == {f"farm_{name}" for name in names}
@@ -147,7 +149,7 @@ def test_every_name_of_the_design_is_there_and_none_carries_an_id(lasting: Field
     assert {name for name, _ in given} <= labels
     known = {*map(str, Outcome), *map(str, Role), *map(str, AllocationState), *map(str, Phase)}
     known |= {"rate", "concurrency", "terminal", "submit", "ok", "failed", "timed_out", "lost", lasting.settings.queue}
-    known |= {"busy", "idle", "configured", "effective", "spent", "reserved"}
+    known |= {"busy", "idle", "configured", "effective", "spent", "reserved", *map(str, Kind)}
     assert {v for name, v in given if name != "le"} <= known
 
 
@@ -187,6 +189,27 @@ def test_what_goes_on_now_is_seen(redis_url: str) -> None:
     assert value(found, "farm_creation_rate_limit", kind="effective") == 2
     assert value(found, "farm_redis_up") == 1
     assert value(found, "farm_reconciled_timestamp_seconds") == 0
+
+
+def test_what_reconcilers_cannot_settle_is_counted_until_it_is(scene: Scene) -> None:
+    spec, _, sandbox_id = scene.started()
+    stray = scene.provider.add({"farm": scene.ledger.farm_tag(), "allocation": "e-gone-a1-policy", "episode": "e-gone"})
+    scene.provider.undeletable |= {sandbox_id, stray}
+    scene.kill(spec)
+
+    def counted() -> dict[str, float]:
+        scene.round()
+        found = series(scrape(scene.farm))
+        return {kind: value(found, "farm_not_settled", kind=kind) for kind in Kind}
+
+    assert counted() == {"episode": 0, "allocation": 1, "sandbox": 1, "provider": 0}
+    scene.provider.undeletable.clear()
+    scene.provider.refuse_list = OutcomeUnknown("no answer")
+    scene.pass_time(60)
+    assert counted()["provider"] == 1
+    scene.provider.refuse_list = None
+    scene.pass_time(60)
+    assert counted() == dict.fromkeys(Kind, 0)
 
 
 def test_a_late_settlement_is_in_the_cost_of_its_episode_and_counted_once(redis_url: str) -> None:
