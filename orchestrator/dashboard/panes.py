@@ -42,7 +42,7 @@ def asked(text: str) -> Asked:
         told = json.loads(text[:_ASKED_CHARACTERS])
         query = parse_qs(str(told["search"]).removeprefix("?"))
         digests = {str(name): str(digest) for name, digest in dict(told["digests"]).items()}
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return Asked()
     return Asked(_last(query, "episode"), _last(query, "window"), digests)
 

@@ -115,6 +115,8 @@ def test_a_question_reaches_gradio_as_the_page_would_ask_it_and_nothing_else_doe
         assert "event_id" not in told
         wrong: tuple[object, ...] = ({}, [], {"data": [], "fn_index": 0}, {**QUESTION, "fn_index": 1})
         wrong += ({**QUESTION, "data": [{"path": "/etc/passwd"}]}, {**QUESTION, "data": ["x" * 20_000]})
+        for content in ("[" * 16_000, '{"data": ["{}"], "fn_index": 1e999}', '{"data": ["{}"], "fn_index": NaN}'):
+            assert browser.post(ask, content=content).status_code == 400, content[:50]
         for body in wrong:
             answer = browser.post(ask, json=body)
             assert (answer.status_code, answer.text) == (400, "not a question of the page\n")
@@ -140,12 +142,13 @@ def test_a_token_guards_page_and_json_and_comes_as_bearer_or_as_password(farm: F
     name = ended(farm)
     with site(farm, token="sécret:x") as browser:
         paths = ("/dashboard/", "/dashboard/assets/a.js", f"/api/episodes/{name}", "/api/runs/run-test")
-        refused: tuple[dict[str, str], ...] = (
+        refused: tuple[dict[str, str] | dict[bytes, bytes], ...] = (
             {},
             basic("any:wrong"),
             basic("sécret:x"),
         )
         refused += ({"Authorization": "Bearer wrong"}, {"Authorization": "Basic ="}, {"Authorization": "Digest a"})
+        refused += ({b"Authorization": b"Basic \xe9"}, {b"Authorization": b"Bearer \xe9"})
         for path in paths:
             for headers in refused:
                 answer = browser.get(path, headers=headers)
