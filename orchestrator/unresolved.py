@@ -64,8 +64,7 @@ class Unresolved:
 
     def counts(self) -> dict[Kind, int]:
         """How many of each kind; every kind is there."""
-        fields = cast("list[str]", self._redis.hkeys(Keys.UNRESOLVED))
-        found = Counter(field.partition(":")[0] for field in fields)
+        found = Counter(item.kind for item in self.items())
         return {kind: found[kind] for kind in Kind}
 
     def orphans(self) -> dict[str, str]:

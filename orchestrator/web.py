@@ -1,33 +1,41 @@
 """The orchestrator's HTTP interface: /metrics for Prometheus, /healthz and /readyz for whoever supervises it.
 
-What always holds: an answer never takes long and never shows a stack trace; when Redis is away /metrics says so with a
-gauge, and /readyz fails. Beyond loopback /metrics wants a bearer token; the probes say nothing worth one.
+What always holds: an answer comes within _READING_SECONDS, less than Prometheus waits, a probe's within _PING_SECONDS,
+less than Kubernetes waits, and none shows a stack trace; when Redis is away, or does not answer in that time, /metrics
+says so with a gauge and /readyz, which only pings, fails. Beyond loopback /metrics wants a bearer token; the probes say
+nothing worth one.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import choose_encoder
 from redis.exceptions import RedisError
 
-from orchestrator.metrics import Reading, registry_of
+from orchestrator.deadline import Deadline
+from orchestrator.farm import Farm
+from orchestrator.metrics import Reading, read, registry_of
 from orchestrator.redis_address import without_password
 
 logger = logging.getLogger(__name__)
 
+_READING_SECONDS = 5.0
+_PING_SECONDS = 3.0
 
-def create_app(read: Callable[[], Reading], *, token: str | None = None) -> FastAPI:
-    """The application; `read` looks at the farm, and may raise RedisError."""
+
+def create_app(farm: Farm, *, token: str | None = None) -> FastAPI:
+    """The application; it reads the farm when it is asked."""
+    readings = Deadline(seconds=_READING_SECONDS, places=4)
+    pings = Deadline(seconds=_PING_SECONDS, places=4)
     app = FastAPI(title="rollout-farm", docs_url=None, redoc_url=None, openapi_url=None)
 
     def reading() -> Reading | None:
         try:
-            return read()
+            return readings.within(lambda: read(farm))
         except (RedisError, OSError) as error:
             logger.warning("not read: %s", without_password(str(error)))
             return None
@@ -43,12 +51,15 @@ def create_app(read: Callable[[], Reading], *, token: str | None = None) -> Fast
         return Response(encode(registry_of(reading())), headers={"Content-Type": content_type})
 
     @app.get("/healthz")
-    def healthz() -> PlainTextResponse:
+    async def healthz() -> PlainTextResponse:  # not in a thread: all of those may be waiting for Redis
         return PlainTextResponse("ok\n")
 
     @app.get("/readyz")
     def readyz() -> PlainTextResponse:
-        if reading() is None:
+        try:
+            pings.within(farm.redis.ping)
+        except (RedisError, OSError) as error:
+            logger.warning("not ready: %s", without_password(str(error)))
             return PlainTextResponse("the farm's Redis does not answer\n", status_code=503)
         return PlainTextResponse("ok\n")
 

@@ -22,11 +22,21 @@ from orchestrator.dashboard.lookout import AWAY, Lookout
 from orchestrator.dashboard.panes import PANES, Asked, changed
 from orchestrator.dashboard.site import add_dashboard
 from orchestrator.farm import Farm, open_farm
-from orchestrator.metrics import read
 from orchestrator.transcripts import Transcript
 from orchestrator.vocabulary import Outcome, Role
 from orchestrator.web import create_app
-from tests.support.truth import a_receipt, a_spec, admit, beat_slots, ended_unresolved, farm_settings, intended, leased
+from tests.support.redis_processes import RedisProcess
+from tests.support.truth import (
+    a_receipt,
+    a_spec,
+    admit,
+    beat_slots,
+    ended_unresolved,
+    farm_settings,
+    intended,
+    leased,
+    opened_farm,
+)
 from tests.support.waiting import wait_until
 
 QUESTION = {"data": ['{"search": "", "digests": {}}'], "fn_index": 0, "session_hash": "s", "trigger_id": 4}
@@ -43,7 +53,7 @@ async def stand_in(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextmanager
 def site(farm: Farm, *, token: str | None = None, page: ASGIApp = stand_in) -> Iterator[httpx.Client]:
-    app = create_app(lambda: read(farm), token=token)
+    app = create_app(farm, token=token)
     add_dashboard(app, farm, lambda lookout, path: page, token=token)
     with serving(app, "127.0.0.1", 0) as url, httpx.Client(base_url=url, timeout=20) as browser:
         yield browser
@@ -80,6 +90,19 @@ def test_an_episode_and_its_run_are_json_and_what_is_unknown_is_a_clear_404(farm
             assert answer.status_code == 404
             assert said in answer.json()["error"]
         assert browser.get("/api/runs/%2e%2e%00<script>").status_code == 404
+
+
+def test_a_run_is_counted_among_many_without_reading_the_rows_of_others(tmp_path: Path) -> None:
+    with RedisProcess(tmp_path / "redis") as server, opened_farm(f"redis://127.0.0.1:{server.port}/0") as farm:
+        for number in range(4500):
+            farm.ledger.open(a_spec(run_id="run-few" if number in (0, 2000, 4499) else "run-many"))
+        leased(farm, a_spec(run_id="run-few"))
+        with site(farm) as browser:
+            said = browser.get("/api/runs/run-few").raise_for_status().json()["open"]
+            assert said == {"queued": 3, "running": 1}
+            sent = farm.redis.info("stats")["total_net_output_bytes"]
+            assert browser.get("/api/runs/run-none").status_code == 404
+            assert farm.redis.info("stats")["total_net_output_bytes"] - sent < 50_000
 
 
 def test_the_root_leads_to_the_dashboard_and_keeps_what_is_asked_for(farm: Farm) -> None:
@@ -179,7 +202,7 @@ def test_without_a_token_this_host_is_answered(farm: Farm, host: str) -> None:
 
 def test_a_page_that_takes_long_to_make_says_so_and_keeps_nobody_else_waiting(farm: Farm) -> None:
     ready = threading.Event()
-    app = create_app(lambda: read(farm))
+    app = create_app(farm)
 
     def slow(lookout: Lookout, path: str) -> ASGIApp:
         assert ready.wait(20)
@@ -206,7 +229,7 @@ def test_a_missing_gradio_is_said_and_tried_again(farm: Farm) -> None:
             raise ModuleNotFoundError("No module named 'gradio'")
         return stand_in
 
-    app = create_app(lambda: read(farm))
+    app = create_app(farm)
     add_dashboard(app, farm, broken, token=None)
     with serving(app, "127.0.0.1", 0) as url, httpx.Client(base_url=url, timeout=20) as browser:
         answer = browser.get("/dashboard/")

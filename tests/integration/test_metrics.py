@@ -19,7 +19,6 @@ from deploy.web_server import serving
 from orchestrator.cost import usd
 from orchestrator.errors import OutcomeUnknown, SettingsError
 from orchestrator.farm import Farm, open_farm
-from orchestrator.metrics import read
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import SettledReceipt
 from orchestrator.unresolved import Kind
@@ -28,7 +27,9 @@ from orchestrator.web import create_app
 from tests.support.farm import Field, Ground, candidate, open_field, repaired, script
 from tests.support.processes import ROOT, Marked, worker_environment
 from tests.support.programs import program
+from tests.support.redis_processes import RedisProcess
 from tests.support.scene import Scene
+from tests.support.slow_port import slow_port
 from tests.support.truth import (
     a_spec,
     admit,
@@ -60,7 +61,7 @@ def value(found: Series, name: str, **labels: str) -> float:
 
 def scrape(farm: Farm) -> str:
     """What an orchestrator of its own answers."""
-    with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+    with serving(create_app(farm), "127.0.0.1", 0) as url:
         return httpx.get(f"{url}/metrics", timeout=10).raise_for_status().text
 
 
@@ -239,7 +240,7 @@ def test_the_budget_is_told_with_its_limit_once_there_is_one(redis_url: str) -> 
 def test_without_redis_metrics_say_so_and_readiness_fails(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "redis", appendfsync="no") as server:
         farm = open_farm(farm_settings(server.url), patient=False)
-        with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+        with serving(create_app(farm), "127.0.0.1", 0) as url:
             assert httpx.get(f"{url}/readyz").status_code == 200
             server.stop()
             answer = httpx.get(f"{url}/metrics", timeout=10)
@@ -248,9 +249,24 @@ def test_without_redis_metrics_say_so_and_readiness_fails(tmp_path: Path) -> Non
             assert httpx.get(f"{url}/healthz").status_code == 200
 
 
+def test_a_redis_that_answers_late_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Prometheus gives a scrape 10 s, Kubernetes a probe 5 s; a reading is a dozen answers."""
+    with RedisProcess(tmp_path / "redis") as server, slow_port(server.port, seconds=2) as port:
+        farm = open_farm(farm_settings(f"redis://127.0.0.1:{port}/0"), patient=False, answer_seconds=3)
+        with serving(create_app(farm), "127.0.0.1", 0) as url:
+            for _ in range(2):
+                assert httpx.get(f"{url}/readyz", timeout=5).status_code in (200, 503)
+                found = series(httpx.get(f"{url}/metrics", timeout=10).text)
+                assert found == {("farm_redis_up", frozenset()): 0.0}
+                assert httpx.get(f"{url}/healthz", timeout=5).status_code == 200
+            wait_until(
+                lambda: httpx.get(f"{url}/readyz", timeout=5).status_code == 200, description="a ping is one answer"
+            )
+
+
 def test_openmetrics_is_spoken_to_who_asks_for_it(redis_url: str) -> None:
     with farm_of(farm_settings(redis_url)) as farm:
-        with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+        with serving(create_app(farm), "127.0.0.1", 0) as url:
             answer = httpx.get(f"{url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
@@ -258,7 +274,7 @@ def test_openmetrics_is_spoken_to_who_asks_for_it(redis_url: str) -> None:
 
 def test_a_token_guards_the_metrics_and_not_the_probes(redis_url: str) -> None:
     with farm_of(farm_settings(redis_url)) as farm:
-        with serving(create_app(lambda: read(farm), token="secret"), "127.0.0.1", 0) as url:
+        with serving(create_app(farm, token="secret"), "127.0.0.1", 0) as url:
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
                 assert httpx.get(f"{url}/metrics", headers=headers).status_code == 401
             assert httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer secret"}).status_code == 200
@@ -267,10 +283,10 @@ def test_a_token_guards_the_metrics_and_not_the_probes(redis_url: str) -> None:
 
 def test_an_address_that_is_taken_is_a_clear_error(redis_url: str) -> None:
     with farm_of(farm_settings(redis_url)) as farm:
-        with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+        with serving(create_app(farm), "127.0.0.1", 0) as url:
             port = int(url.rpartition(":")[2])
             with pytest.raises(SettingsError, match=f"127.0.0.1:{port} cannot be listened on .* choose another"):
-                with serving(create_app(lambda: read(farm)), "127.0.0.1", port):
+                with serving(create_app(farm), "127.0.0.1", port):
                     pass
 
 
