@@ -1,7 +1,7 @@
 # One command checks all: `make test`. One command shows all: `make demo`. `make help` lists the rest.
 
 PYTHON ?= python3
-PYTEST_PROCESSES ?= 2
+PYTEST_PROCESSES ?= 3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input -qq -c deploy/constraints.txt
 INPUTS := pyproject.toml deploy/constraints.txt
@@ -33,7 +33,7 @@ types: .venv/.dev format-check  ## mypy, strict
 	$(BIN)/mypy
 
 pytest: .venv/.dev types
-	$(BIN)/python -m pytest -n $(PYTEST_PROCESSES) --dist loadfile tests/unit tests/integration tests/trainer tests/e2e
+	$(BIN)/python -m pytest -n $(PYTEST_PROCESSES) --dist loadfile tests/e2e tests/trainer tests/integration tests/unit
 
 bench: .venv/.dev  ## Measure overheads; prints a table, writes bench.json
 	$(BIN)/python -m tests.bench

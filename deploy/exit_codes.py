@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     SETTINGS = 3  # a setting is wrong
     REDIS = 4  # Redis cannot be reached
     PROVIDER = 5  # the sandbox provider refused or failed
-    CAPACITY = 6  # the batch can never be live at once
+    CAPACITY = 6  # no room: it can never be live at once, other episodes hold the places, or no worker is alive
     TASK = 7  # a task file is wrong
     ABORTED = 8  # an episode ended without a score
     INTERRUPTED = 130  # Ctrl-C

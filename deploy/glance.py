@@ -13,10 +13,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from deploy.moments import show_moment
 from deploy.terminal import safe
+from deploy.timestamps import show_moment
 from orchestrator.cost import usd
-from orchestrator.limiter import Reading
+from orchestrator.limiter import LimiterReading
 from orchestrator.records import SettledReceipt
 from orchestrator.status import Status
 
@@ -51,7 +51,7 @@ class Board:
     """One look at everything that is watched."""
 
     status: Status
-    limits: Reading
+    limits: LimiterReading
     last: Sequence[SettledReceipt]
     """The newest receipts, newest first."""
     at: float

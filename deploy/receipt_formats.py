@@ -11,9 +11,9 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from deploy.moments import show_moment
 from deploy.rollouts import json_line
 from deploy.terminal import safe
+from deploy.timestamps import show_moment
 from orchestrator.cost import usd_text
 from orchestrator.records import Allocation, SettledReceipt
 from orchestrator.vocabulary import Phase, Role

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from deploy.terminal import errors, safe
 from orchestrator.cost import usd
-from orchestrator.errors import FarmError, ReceiptOverdue
+from orchestrator.errors import FarmError
 from orchestrator.pool import Pool
 from orchestrator.records import Script, SettledReceipt
 from orchestrator.tasks import Task
@@ -41,31 +40,14 @@ def run_scripted(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors(), transient=False) as bar:
         row = bar.add_task("episodes", total=len(submitted))
-        waiting = pool.as_completed(submitted, timeout_seconds=5)
-        seen = set()
-        while True:
-            try:
-                settled = next(waiting)
-            except StopIteration:
-                return
-            except ReceiptOverdue:
-                check()
-                left = [episode for episode in submitted if episode.episode_id not in seen]
-                waiting = pool.as_completed(left, timeout_seconds=5)
-                continue
-            seen.add(settled.receipt.episode_id)
+        for settled in pool.as_completed(submitted, check=check):
             bar.advance(row)
             yield settled
 
 
-def as_json(settled: SettledReceipt) -> dict[str, Any]:
-    """One receipt with its sandboxes, as printed."""
-    return settled.as_json()
-
-
 def json_line(settled: SettledReceipt) -> str:
     """One receipt as one line."""
-    return json.dumps(as_json(settled))
+    return json.dumps(settled.as_json())
 
 
 def summary(receipts: Sequence[SettledReceipt]) -> Table:

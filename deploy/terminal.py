@@ -9,12 +9,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.spelling import spell_out
+from orchestrator.escaping import escape_control
 
 
 def safe(text: str, *, multiline: bool = True) -> str:
     """`text` with everything that steers a terminal spelled out, such as \\x1b; newlines too unless multiline."""
-    shown = spell_out(text)
+    shown = escape_control(text)
     return shown if multiline else shown.replace("\n", "\\n").replace("\t", "\\t")
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from deploy.rollouts import as_json
 from deploy.terminal import errors
 from orchestrator.records import SettledReceipt
 from trainer.signals import advice, told
@@ -97,7 +96,7 @@ def report(
             for settled in receipts
             for row in settled.allocations
         ],
-        "receipts": [as_json(settled) for settled in receipts],
+        "receipts": [settled.as_json() for settled in receipts],
     }
 
 

@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from orchestrator.endings import end_queued
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
-from orchestrator.keys import Keys
 from orchestrator.receipts import Receipts
 from orchestrator.vocabulary import EpisodeState, Outcome
 
@@ -54,7 +53,6 @@ class Cancellation:
     """Finds episodes, asks for their end and waits for it."""
 
     def __init__(self, farm: Farm) -> None:
-        self._redis = farm.redis
         self._ledger = farm.ledger
         self._queue = farm.queue
         self._receipts = Receipts(farm.redis, farm.ledger.allocations)
@@ -124,16 +122,12 @@ class Cancellation:
 
     def _look(self, episodes: list[str], seen: Counter[str], unsettled: dict[str, None]) -> list[str]:
         """Count those that have ended and note their sandboxes; those that have not."""
-        pipeline = self._redis.pipeline(transaction=False)
-        for episode in episodes:
-            pipeline.hmget(Keys.episode(episode), ["outcome", "allocations", "unsettled"])
         running = []
-        for episode, (outcome, allocations, count) in zip(episodes, pipeline.execute(), strict=True):
-            if outcome is not None:
-                seen[outcome] += 1
-                if int(count or 0) > 0:
-                    unsettled |= dict.fromkeys(allocations.split(","))
-            elif count is not None:
+        for episode, end in zip(episodes, self._ledger.ends(episodes), strict=True):
+            if end is not None and end.outcome is not None:
+                seen[end.outcome] += 1
+                unsettled |= dict.fromkeys(end.unsettled)
+            elif end is not None:
                 running.append(episode)
             elif (settled := self._ledger.receipt(episode)) is not None:  # its row has expired just before its receipt
                 seen[settled.receipt.outcome] += 1

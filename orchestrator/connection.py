@@ -4,7 +4,8 @@ Rows, leases, permits, creations, receipts and actions can be written again with
 call whose answer was lost is sent again, with backoff; where the connection is refused that lasts about ten seconds,
 then the error reaches the caller. One write is not of that kind: entries of a transcript may stand there twice.
 What is done again in a moment anyway (heartbeats, rounds, farewells) takes an impatient client: one attempt, so that
-an outage is seen when it is there.
+an outage is seen when it is there. A trainer waits out an outage once, not again for each of its many episodes: see
+`Patience`.
 
 With Sentinels every new connection asks them who the primary is, so that the same retry crosses a failover: a server
 that is gone, read-only or was just demoted is an outage like any other. So it is where an address moves to another
@@ -19,7 +20,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from redis import Redis
-from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.backoff import AbstractBackoff, ExponentialWithJitterBackoff, NoBackoff
 from redis.connection import AbstractConnection, Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -45,6 +46,9 @@ BLOCK_SECONDS = 5
 """The longest blocking call; well below the socket timeout, so that a silent server is noticed."""
 
 SILENT_SECONDS = 15
+
+_RETRIES = 9
+"""With the backoff below, about ten seconds where the connection is refused."""
 
 _SENTINEL_SECONDS = 2.0
 """Sentinels are asked one after another; one that is silent for longer is passed over."""
@@ -89,11 +93,52 @@ def client(
         "decode_responses": text,
         "socket_connect_timeout": min(5, answer_seconds),
         "socket_timeout": answer_seconds,
-        "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=2), 9) if patient else _once(),
+        "retry": Retry(_backoff(), _RETRIES) if patient else _once(),
         "retry_on_error": _TRANSIENT if patient else [],
         "driver_info": None,  # finding out its own version costs redis-py 4 ms a connection
     }
     return Redis.from_pool(_pool(address, options, tls))
+
+
+class Patience(Retry):
+    """What the clients of one process share of an outage: once it has outlasted all tries of a call, every further
+    call is one attempt, until one gets through.
+    """
+
+    def __init__(self, backoff: AbstractBackoff | None = None) -> None:
+        super().__init__(backoff or _backoff(), _RETRIES, supported_errors=tuple(_TRANSIENT))
+        self._away = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Patience:
+        """Itself: redis-py gives each connection a copy."""
+        return self
+
+    def shared_by(self, *clients: Redis) -> None:
+        """From here on these clients have it."""
+        for each in clients:
+            each.set_retry(self)
+
+    def call_with_retry(
+        self,
+        do: Callable[[], T],
+        fail: Callable[..., Any],
+        is_retryable: Callable[[Exception], bool] | None = None,
+        with_failure_count: bool = False,  # noqa: FBT001, FBT002 - redis-py's signature
+    ) -> T:
+        """As redis-py's, but for what others have found out meanwhile."""
+
+        def failed(error: Exception, *count: int) -> None:
+            fail(error, *count)
+            if self._away:
+                raise error
+
+        try:
+            result = super().call_with_retry(do, failed, is_retryable, with_failure_count)
+        except self._supported_errors:
+            self._away = True
+            raise
+        self._away = False
+        return result
 
 
 def make_impatient(redis: Redis) -> None:
@@ -115,6 +160,10 @@ def redis_border(method: Callable[P, T]) -> Callable[P, T]:
             ) from error
 
     return translated
+
+
+def _backoff() -> AbstractBackoff:
+    return ExponentialWithJitterBackoff(base=0.05, cap=2)
 
 
 def _once() -> Retry:

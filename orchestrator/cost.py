@@ -103,6 +103,8 @@ def parse_usd(amount: Decimal | float | str, *, name: str) -> int:
         raise SettingsError(f"{name} is an amount in US dollars such as 2.50, got {amount!r}") from None
     if not dollars.is_finite() or not 0 <= dollars <= HIGHEST_USD:
         raise SettingsError(f"{name} is 0 to {HIGHEST_USD} US dollars, got {amount}")
+    if 0 < dollars * PICO < 1:
+        raise SettingsError(f"{name} is 0 or at least {1 / PICO:f} US dollars, the smallest unit counted, got {amount}")
     return int((dollars * PICO).to_integral_value(ROUND_HALF_UP))
 
 

@@ -179,6 +179,7 @@ def report(
     """Remember a 429; (ms until the shared pause ends, ms to rest), of a creation or of another call."""
     rate = isinstance(error, RateLimited)
     after = error.retry_after_seconds if isinstance(error, RateLimited) else None
+    # never an empty key: a user of Redis who may touch the farm's keys only would be refused
     leave = Keys.creation(creation.creation_id if creation else "none")
     args: list[str | int | float] = [
         "rate" if rate else "concurrency",

@@ -1,17 +1,20 @@
 """One episode as its trainer sees it: tool calls out, observations back, a reward at the end.
 
 What always holds: every action has its own number and is executed at most once; a call that gave up waiting can be
-asked again; an infrastructure failure is remembered and raised again when the reward is asked for.
+asked again; an infrastructure failure is remembered and raised again when the reward is asked for; nothing waits longer
+than `closing_seconds` for an episode whose end was asked for here.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
+from orchestrator.arguments import require_seconds
 from orchestrator.connection import BLOCK_SECONDS, redis_border
 from orchestrator.endings import end_queued
 from orchestrator.errors import (
@@ -30,6 +33,8 @@ from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
 from orchestrator.queue import JobQueue
 from orchestrator.records import EpisodeSpec, Receipt
 from orchestrator.vocabulary import Drive, EpisodeState, Outcome
+
+logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 """How often a waiting call looks for the receipt of an episode that ended without answering it."""
@@ -56,7 +61,14 @@ class Episode:
     """A handle on one submitted episode. As a context manager it closes what it leaves unfinished."""
 
     def __init__(
-        self, spec: EpisodeSpec, mailbox: Mailbox, ledger: Ledger, finished: Finished, queue: JobQueue
+        self,
+        spec: EpisodeSpec,
+        mailbox: Mailbox,
+        ledger: Ledger,
+        finished: Finished,
+        queue: JobQueue,
+        *,
+        lease_lost_seconds: float,
     ) -> None:
         self.spec = spec
         self.episode_id = spec.episode_id
@@ -66,6 +78,10 @@ class Episode:
         self._ledger = ledger
         self._finished = finished
         self._queue = queue
+        budgets = spec.budgets
+        self.closing_seconds = budgets.message_seconds + 2 * budgets.cleanup_seconds + 2 * lease_lost_seconds
+        """From the asked end to the receipt: the call on its way, both deletions, a worker that is found dead first."""
+        self._end_asked: float | None = None
         self._number = RESET_NUMBER
         self._ready: Observation | None = None
         self._acting = threading.Lock()
@@ -79,7 +95,12 @@ class Episode:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except FarmError as failed:
+            if error is None:
+                raise
+            logger.error("not closed: %s", failed, extra={"episode": self.episode_id})  # what ended the block matters
 
     @redis_border
     def reset(self) -> Observation:
@@ -102,6 +123,8 @@ class Episode:
         Raises InfrastructureLost when the episode was aborted, EpisodeClosed when it has ended otherwise,
         CommandRefused for what no shell was given.
         """
+        if not isinstance(command, str):
+            raise CommandRefused(f"a command has to be text, got {command!r}: give a str")
         try:
             size = len(command.encode())
         except UnicodeEncodeError as error:
@@ -145,7 +168,11 @@ class Episode:
 
     @redis_border
     def close(self) -> None:
-        """End the episode if it has not ended (`cancelled`), and wait until its sandboxes are settled."""
+        """End the episode if it has not ended (`cancelled`), and wait until it has its receipt.
+
+        Raises ReceiptOverdue when it has none `closing_seconds` after its end was first asked for: who ran it is dead,
+        and no orchestrator ends it.
+        """
         if self.receipt() is None:
             self.cancel()
             self.wait()
@@ -154,6 +181,8 @@ class Episode:
     def cancel(self) -> None:
         """Ask for the end without waiting for it; an episode that nobody has taken yet ends here and now."""
         state = self._ledger.cancel(self.episode_id)
+        if self._end_asked is None:
+            self._end_asked = time.monotonic()
         if state in (None, EpisodeState.FINAL):
             return
         row = self._ledger.row(self.episode_id) if state is EpisodeState.QUEUED else None
@@ -176,18 +205,21 @@ class Episode:
 
     @redis_border
     def wait(self, timeout_seconds: float | None = None) -> Receipt:
-        """Block until the receipt is there; raises ReceiptOverdue (a TimeoutError) when it is not in time."""
-        ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        """Block until the receipt is there; raises ReceiptOverdue (a TimeoutError) when it is not in time.
+
+        Without a timeout that is however long the episode takes, `closing_seconds` once its end was asked for here.
+        """
+        require_seconds("timeout_seconds", timeout_seconds, or_none=True)
+        began = time.monotonic()
         while True:
             position = self._finished.position()
             if (receipt := self.receipt()) is not None:
                 return receipt
-            left = BLOCK_SECONDS if ends is None else ends - time.monotonic()
+            left = BLOCK_SECONDS if timeout_seconds is None else began + timeout_seconds - time.monotonic()
+            if timeout_seconds is None and self._end_asked is not None:
+                left = self._end_asked + self.closing_seconds - time.monotonic()
             if left <= 0:
-                raise ReceiptOverdue(
-                    f"{self.episode_id} has no receipt after {timeout_seconds:g} s; see whether its worker and an "
-                    "orchestrator run: rollout-farm status"
-                )
+                raise self._overdue(self.closing_seconds if timeout_seconds is None else timeout_seconds)
             self._require_row()
             self._finished.after(position, left)
 
@@ -219,10 +251,18 @@ class Episode:
             except ActionPending:
                 receipt = self.receipt()
                 if receipt is None:
+                    if self._end_asked is not None and time.monotonic() - self._end_asked > self.closing_seconds:
+                        raise self._overdue(self.closing_seconds) from None
                     self._require_row()
                     continue
                 late = self._mailbox.result(number)  # it may have been stored between the two looks
                 return late or Result(outcome=receipt.outcome, reward=receipt.reward, detail=receipt.detail)
+
+    def _overdue(self, seconds: float) -> ReceiptOverdue:
+        return ReceiptOverdue(
+            f"{self.episode_id} has no receipt after {seconds:g} s; see whether its worker and an orchestrator run: "
+            "rollout-farm status"
+        )
 
     def _wait_receipt(self, seconds: float) -> Receipt:
         return self.wait(timeout_seconds=seconds + 10)

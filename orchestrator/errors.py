@@ -6,7 +6,9 @@ the caller must change something; its text says what to do next. Nobody matches 
     FarmError
     ├── SettingsError            a setting or command-line value is wrong
     ├── TaskError                a task file is wrong (`orchestrator.tasks`); `.problems` has a line each
-    ├── CapacityError            a batch can never be live at once
+    ├── CapacityError            there is no room
+    │   ├── NeverFits              so many can never be live at once, as the farm stands: add workers or limit
+    │   └── PlacesTaken            other episodes hold the places: wait for them
     ├── RedisUnavailable         the farm's Redis cannot be reached
     ├── LeaseLost                this slot's token is no longer the episode's
     ├── EpisodeAborted           an episode ended without a score; `.outcome` says why
@@ -45,7 +47,15 @@ class SettingsError(FarmError):
 
 
 class CapacityError(FarmError):
-    """A batch does not fit; the text says how many workers or how much limit to add."""
+    """There is no room; the text says what to do for it."""
+
+
+class NeverFits(CapacityError):
+    """So many can never be live at once as the farm stands; the text says how much to add, or what to start."""
+
+
+class PlacesTaken(CapacityError):
+    """There are places enough, and other episodes held them all the time that was waited."""
 
 
 class RedisUnavailable(FarmError):

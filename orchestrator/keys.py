@@ -6,7 +6,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 |---------------------------|--------|--------------------------------------------------|-------------------|------|
 | farm:tag                  | string | the farm's random tag, metadata of its sandboxes | first user        | for ever: identity |
 | farm:token                | string | the newest fencing token                         | take/seize lease  | for ever: must not repeat |
-| farm:episode:<e>          | hash   | row: state, spec, job, attempt, token, run, group | ledger            | open: none (must not be lost); final: retention |
+| farm:episode:<e>          | hash   | its row: fields below                            | ledger, limiter   | open: none (must not be lost); final: retention |
 | farm:open                 | zset   | open episode -> queued at                        | ledger            | empties itself |
 | farm:leases               | zset   | leased episode -> lease ends at                  | ledger            | empties itself |
 | farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention |
@@ -26,7 +26,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:creators             | zset   | creation that waits -> its place in line         | limiter           | empties itself, stale ones pruned |
 | farm:creators:due         | zset   | the same -> when it asks again                   | limiter           | empties itself, with farm:creators |
 | farm:creation:<c>         | string | leave for one creation: granted at, or "refused" | limiter           | 2 min |
-| farm:wake:<e>             | list   | wakes one waiter                                 | release, cancel   | 60 s |
+| farm:wake:<waiter>        | list   | wakes one waiter: an episode, or a creation (c-...) | whoever lets the next one on | 60 s |
 | farm:reservations         | hash   | reservation -> "remaining:expires at:total"            | limiter           | fields pruned when expired |
 | farm:reserving            | string | the reservation whose turn it is to get places   | limiter           | 2 s, renewed by asking |
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
@@ -41,6 +41,11 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:unresolved           | hash   | kind:id -> what reconcilers could not do, and why | reconciler       | empties itself |
 | farm:reconciled           | string | when a whole round ended last, ms of Redis       | reconciler        | 7 days |
 | farm:reconciler           | string | the leader's name                                | reconciler        | 10 s, renewed |
+
+Fields of an episode's row: state, spec, job, attempt, run, group, trainer, queue, template, queued_at; once it is leased
+token, owner, started_at; allocations (ids), unsettled (how many); cancel (its end was asked for), lost_jobs (how often its
+job vanished), cost_picousd and cost_counted (its settled sandboxes, scripts/_costs.lua); policy_seconds, verifier_seconds,
+reserved_policy, reserved_verifier, size, unfunded_at (its money, scripts/_money.lua); in the end outcome, finished_at.
 
 RQ's own keys start with `rq:`.
 """

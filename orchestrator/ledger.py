@@ -6,11 +6,9 @@ written once, and one with a score only when no allocation of its episode is uns
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -27,9 +25,6 @@ from orchestrator.scripts import Scripts
 from orchestrator.settings import DEFAULT_QUEUE
 from orchestrator.unresolved import Unresolved
 from orchestrator.vocabulary import EpisodeState, Outcome, Role, job_id
-
-_COUNTED_AT_ONCE = 2000
-"""Rows that one script looks at: a few milliseconds in which Redis answers nobody else."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +102,16 @@ class OpenEpisode:
     """Name of the queue that its job belongs on, '' when the row does not say."""
 
 
+@dataclass(frozen=True)
+class End:
+    """How far an episode is from being over."""
+
+    outcome: Outcome | None
+    """None while it is open."""
+    unsettled: tuple[str, ...]
+    """Its allocations, while not all of them are settled."""
+
+
 class Ledger:
     """Reads and writes rows, leases and receipts; `allocations` is its part about sandboxes.
 
@@ -174,7 +179,7 @@ class Ledger:
 
     def defer(self, lease: Lease) -> bool:
         """Give an episode back to the queue under its next attempt; False when it is not ours to give."""
-        keys = [Keys.episode(lease.episode_id), Keys.LEASES, Keys.WAITERS, Keys.WAITERS_SEEN]
+        keys = [Keys.episode(lease.episode_id), Keys.LEASES]
         args: list[str | int | float] = [
             lease.episode_id,
             lease.token,
@@ -251,6 +256,16 @@ class Ledger:
         """Whether there is a row or a receipt of this episode."""
         return bool(self._redis.exists(Keys.episode(episode_id), Keys.receipt(episode_id)))
 
+    def unknown(self, episode_ids: Iterable[str]) -> list[str]:
+        """Those of these episodes that have neither row nor receipt; a round trip for each thousand."""
+        gone = []
+        for some in _in_parts(list(episode_ids)):
+            pipeline = self._redis.pipeline(transaction=False)
+            for episode in some:
+                pipeline.exists(Keys.episode(episode), Keys.receipt(episode))
+            gone += [episode for episode, found in zip(some, pipeline.execute(), strict=True) if not found]
+        return gone
+
     def count_lost_job(self, episode_id: str) -> int:
         """Count that the episode's job vanished before its lease was taken; how often by now."""
         return int(self._redis.hincrby(Keys.episode(episode_id), "lost_jobs", 1))
@@ -276,6 +291,13 @@ class Ledger:
         """Every allocation that the episode ever intended, in order."""
         listed = self._redis.hget(Keys.episode(episode_id), "allocations")
         return tuple(cast(str, listed).split(",")) if listed else ()
+
+    def ends(self, episode_ids: Sequence[str]) -> list[End | None]:
+        """How far these episodes are from being over, in this order, in one round trip; None for one without a row."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for episode in episode_ids:
+            pipeline.hmget(Keys.episode(episode), ["outcome", "allocations", "unsettled"])
+        return [_end(*found) for found in (pipeline.execute() if episode_ids else [])]
 
     def open_episodes(self, *, limit: int | None = None) -> list[str]:
         """Ids of episodes without a receipt, oldest first, at most `limit`."""
@@ -307,17 +329,6 @@ class Ledger:
                 )
                 rows.append(known)
         return rows
-
-    def count_run(self, run_id: str) -> dict[EpisodeState, int]:
-        """How many open episodes of the run are in each state, without reading the others' rows here."""
-        counts: Counter[EpisodeState] = Counter()
-        for first in itertools.count(0, _COUNTED_AT_ONCE):
-            args: list[str | int | float] = [Keys.episode(""), run_id, first, first + _COUNTED_AT_ONCE - 1]
-            looked, *found = self._scripts.run("count_run", [Keys.OPEN], args)
-            counts.update({EpisodeState(state): int(count) for state, count in zip(*[iter(found)] * 2, strict=True)})
-            if looked < _COUNTED_AT_ONCE:
-                break
-        return dict(counts)
 
     def lost_trainers(self, trainers: Iterable[str]) -> frozenset[str]:
         """Those of these trainers that have sent no heartbeat for trainer_lost_seconds."""
@@ -356,6 +367,17 @@ def _row(episode_id: str, raw: dict[str, str]) -> EpisodeRow | None:
         unsettled=int(raw["unsettled"]),
         outcome=Outcome(raw["outcome"]) if "outcome" in raw else None,
     )
+
+
+def _in_parts(rows: list[str], size: int = 1000) -> Iterator[list[str]]:
+    return (rows[begin : begin + size] for begin in range(0, len(rows), size))
+
+
+def _end(outcome: str | None, allocations: str | None, unsettled: str | None) -> End | None:
+    if unsettled is None:
+        return None
+    listed = allocations.split(",") if allocations and int(unsettled) > 0 else ()
+    return End(None if outcome is None else Outcome(outcome), tuple(listed))
 
 
 def _new_tag() -> str:

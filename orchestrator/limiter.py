@@ -19,11 +19,11 @@ from redis import Redis
 from orchestrator.connection import BLOCK_SECONDS
 from orchestrator.cost import LIST_PRICES, Rates
 from orchestrator.creations import Creation, Defaults, report
-from orchestrator.errors import CapacityError, ConcurrencyLimited, EpisodeAborted, LeaseLost, RateLimited, SettingsError
+from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, LeaseLost, NeverFits, RateLimited, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
 from orchestrator.settings import HIGHEST_CONCURRENCY, HIGHEST_RATE, LOWEST_RATE
-from orchestrator.vocabulary import Outcome, Role
+from orchestrator.vocabulary import SLOTS_PER_WORKER, Outcome, Role
 
 _PATIENCE_MS = 3 * BLOCK_SECONDS * 1000
 """A waiter that has not asked for this long is taken out of the line: its process is gone."""
@@ -72,7 +72,7 @@ class Capacity:
 
 
 @dataclass(frozen=True)
-class Reading:
+class LimiterReading:
     """What the limiter knows; rates are creations a second, 0 for no limit of ours."""
 
     concurrency_configured: int
@@ -210,7 +210,7 @@ class Limiter:
         pause_ms, _ = report(self._scripts, self._defaults, error, None)
         return pause_ms / 1000
 
-    def read(self) -> Reading:
+    def read(self) -> LimiterReading:
         """Everything the limiter knows, in one look."""
         keys = [
             Keys.LIMITS,
@@ -222,7 +222,7 @@ class Limiter:
             Keys.COUNTERS,
         ]
         text = self._scripts.run("read_limits", keys, [self._defaults.concurrency_limit, self._defaults.creation_rate])
-        return Reading(**json.loads(text))
+        return LimiterReading(**json.loads(text))
 
     def change(self, *, concurrency: int | None = None, rate: float | None = None, reset: bool = False) -> None:
         """Set limits for every process at once, over their settings; `reset` first forgets what was set and learned.
@@ -255,14 +255,14 @@ class Limiter:
         """Reserve `count` places at once or none; False when they are not free now.
 
         A caller that `asks_again` within two seconds keeps its turn: places that become free are kept for it.
-        Raises CapacityError when they never could be.
+        Raises NeverFits when they never could be.
         """
         keys = [Keys.PERMITS, Keys.LIMITS, Keys.RESERVATIONS, Keys.SLOTS, Keys.RESERVING]
         limit, life_ms = self._defaults.concurrency_limit, int(life_seconds * 1000)
         args: list[str | int | float] = [limit, reservation_id, count, life_ms, int(asks_again)]
         fits, slots, configured, _, _ = self._scripts.run("reserve_batch", keys, args)
         if not fits and (slots < count or configured < count):
-            raise CapacityError(_never_fits(count, slots, configured))
+            raise NeverFits(_never_fits(count, slots, configured))
         return bool(fits)
 
     def drop_dead_creators(self) -> int:
@@ -285,8 +285,9 @@ _BROKE = {
 def _never_fits(count: int, slots: int, limit: int) -> str:
     wants = []
     if slots < count:
-        workers = -(-(count - slots) // 2)
-        wants.append(f"{slots} slots are live: add {workers} worker{'s' if workers > 1 else ''} (two slots each)")
+        workers = -(-(count - slots) // SLOTS_PER_WORKER)
+        each = f"{SLOTS_PER_WORKER} slots each"
+        wants.append(f"{slots} slots are live: add {workers} worker{'s' if workers > 1 else ''} ({each})")
     if limit < count:
         live = f"while the farm runs: rollout-farm limits --concurrency {count}"
         wants.append(f"the concurrency limit is {limit}: raise FARM_CONCURRENCY_LIMIT to {count} ({live})")

@@ -35,7 +35,7 @@ from orchestrator.counts import (
 )
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.limiter import Reading as LimiterReading
+from orchestrator.limiter import LimiterReading
 from orchestrator.presence import worker_of
 from orchestrator.spending import burn_picousd_per_hour
 from orchestrator.unresolved import ORPHANS_DELETED, Kind
@@ -46,14 +46,14 @@ _CLEANUPS = (*(state for state in AllocationState if state.settled), AllocationS
 
 
 @dataclass(frozen=True)
-class Reading:
+class FarmReading:
     """What one scrape found."""
 
     counters: Mapping[str, str]
     running: tuple[Running, ...]
     limiter: LimiterReading
-    queue: str
-    queued: int
+    queues: Mapping[str, int]
+    """How many episodes wait, by queue."""
     slots: tuple[str, ...]
     """Names of the live ones (presence.slot_name)."""
     leased: int
@@ -64,15 +64,19 @@ class Reading:
     reconciled_at: float | None
     """When reconcilers ended a whole round last, in unix seconds."""
 
+    @property
+    def queued(self) -> int:
+        """How many episodes wait in all queues."""
+        return sum(self.queues.values())
 
-def read(farm: Farm) -> Reading:
+
+def read(farm: Farm) -> FarmReading:
     """Look at the farm once; raises RedisError."""
-    return Reading(
+    return FarmReading(
         counters=cast("dict[str, str]", farm.redis.hgetall(Keys.COUNTERS)),
         running=tuple(farm.ledger.allocations.running()),
         limiter=farm.limiter.read(),
-        queue=farm.settings.queue,
-        queued=farm.queue.depth(),
+        queues=farm.queue.depths(),
         slots=tuple(farm.presence.live_slots()),
         leased=farm.redis.zcard(Keys.LEASES),
         budget=farm.budget.read(),
@@ -81,7 +85,7 @@ def read(farm: Farm) -> Reading:
     )
 
 
-def registry_of(reading: Reading | None) -> CollectorRegistry:
+def registry_of(reading: FarmReading | None) -> CollectorRegistry:
     """A registry for one scrape; without a reading Redis is away, and that is all it says."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(reading))
@@ -89,7 +93,7 @@ def registry_of(reading: Reading | None) -> CollectorRegistry:
 
 
 class _Once(Collector):
-    def __init__(self, reading: Reading | None) -> None:
+    def __init__(self, reading: FarmReading | None) -> None:
         self._reading = reading
 
     def collect(self) -> Iterator[Metric]:
@@ -101,7 +105,7 @@ class _Once(Collector):
             yield from families(self._reading)
 
 
-def families(reading: Reading) -> Iterator[Metric]:
+def families(reading: FarmReading) -> Iterator[Metric]:
     """Every family of a reading."""
     yield from _counted(reading.counters)
     yield from _now(reading)
@@ -159,8 +163,8 @@ def _counted(counters: Mapping[str, str]) -> Iterator[Metric]:
     )
 
 
-def _now(reading: Reading) -> Iterator[Metric]:
-    yield _gauge("farm_queue_episodes", "Episodes waiting in the queue.", "queue", {reading.queue: reading.queued})
+def _now(reading: FarmReading) -> Iterator[Metric]:
+    yield _gauge("farm_queue_episodes", "Episodes waiting, by queue.", "queue", reading.queues)
     live = len(reading.slots)
     busy = min(reading.leased, live)
     yield _gauge("farm_slots", "Live slots.", "state", {"busy": busy, "idle": live - busy})
@@ -199,7 +203,7 @@ def _limits(limiter: LimiterReading) -> Iterator[Metric]:
     yield cooldown
 
 
-def _money(reading: Reading) -> Iterator[Metric]:
+def _money(reading: FarmReading) -> Iterator[Metric]:
     burn = GaugeMetricFamily("farm_burn_usd_per_hour", "What the sandboxes that run now cost an hour.")
     burn.add_metric([], float(usd(burn_picousd_per_hour(reading.running))))
     yield burn

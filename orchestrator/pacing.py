@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class PacedProvider:
-    """Makes one attempt a call; raises NothingSent when it is not the time for it."""
+    """Makes one attempt a call; raises NothingSent when it is not the time for it, in words that stay the same."""
 
     def __init__(self, provider: Provider, limiter: Limiter, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._provider = provider
@@ -43,9 +43,9 @@ class PacedProvider:
         patience = _LINE_SECONDS if self._clock() >= self._waits_from else 0.0
         try:
             creation.wait(wait_seconds=patience, check=lambda: None)
-        except EpisodeAborted as error:
+        except EpisodeAborted:
             self._waits_from = self._clock() + _NEXT_WAIT_SECONDS
-            raise NothingSent(f"its creation is not repeated yet: {error.detail}") from None
+            raise NothingSent("its creation is repeated when its turn comes among those who create") from None
         try:
             return self._provider.create(request).sandbox_id
         except (RateLimited, ConcurrencyLimited) as error:
@@ -65,9 +65,8 @@ class PacedProvider:
         return self._ask(lambda: self._provider.list(metadata))
 
     def _ask(self, call: Callable[[], T]) -> T:
-        left = self._paused_until - self._clock()
-        if left > 0:
-            raise NothingSent(f"the provider is not asked for {left:.0f} s more: it answered 429")
+        if self._clock() < self._paused_until:
+            raise NothingSent("the provider answered 429: it is asked again after a pause")
         try:
             return call()
         except (RateLimited, ConcurrencyLimited) as error:

@@ -1,12 +1,12 @@
 """What has to be done about what killed processes left behind, decided from one look at the farm. Pure.
 
-What always holds: nothing is declared lost before its lease has run out and Redis has been up for one lease time; a
-sandbox is an orphan only when its own row says that it is ours and no open allocation can have made it.
+What always holds: no slot, job or trainer is declared lost before its time has run out and Redis has been up for one
+lease time; a sandbox is an orphan only when its own row says that it is ours and no open allocation can have made it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.ledger import OpenEpisode
@@ -70,12 +70,12 @@ class Snapshot:
     lease_ends: Mapping[str, float]
     suspected_since: Mapping[str, float]
     """Job id of a queued row -> since when it is neither waiting nor known to have been taken."""
-    unsettled: Iterable[Allocation]
+    unsettled: Sequence[Allocation]
     """Read before `open`, so that an episode of these that is not open has ended."""
     lost_trainers: frozenset[str] = frozenset()
     """Trainers of open episodes that have sent no heartbeat for their time."""
     farm_tag: str | None = None
-    sandboxes: Iterable[SandboxRow] = ()
+    sandboxes: Sequence[SandboxRow] = ()
     """The provider's list, read before all of the above, so that what it names had its intent written by then."""
     kept_orphans: Mapping[str, str] = field(default_factory=dict)
     """Orphans that could not be deleted before: sandbox id -> the allocation that its tags name."""
@@ -105,8 +105,9 @@ def _about(row: OpenEpisode, view: Snapshot, *, trusted: bool) -> Action | None:
         return End(row.episode_id, Outcome.CANCELLED)
     if trusted and row.trainer_id and row.trainer_id in view.lost_trainers:
         return End(row.episode_id, Outcome.TRAINER_LOST)
+    # a slot that popped the job just before an outage of Redis takes its lease when that is over
     suspected = view.now - view.suspected_since.get(row.job_id, view.now) >= SUSPECT_SECONDS
-    return Enqueue(row.episode_id) if suspected else None
+    return Enqueue(row.episode_id) if trusted and suspected else None
 
 
 def _orphans(view: Snapshot) -> list[Action]:

@@ -11,7 +11,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from types import TracebackType
@@ -19,11 +19,12 @@ from types import TracebackType
 from pydantic import TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
+from orchestrator.arguments import require_kind, require_seconds
 from orchestrator.budget import Balance
 from orchestrator.cancellation import Cancellation, Ending
-from orchestrator.connection import BLOCK_SECONDS, redis_border, require_answer
+from orchestrator.connection import BLOCK_SECONDS, Patience, redis_border, require_answer
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, FarmError, ReceiptOverdue, RedisUnavailable
+from orchestrator.errors import CapacityError, FarmError, PlacesTaken, ReceiptOverdue, RedisUnavailable
 from orchestrator.farm import open_farm
 from orchestrator.finished import START, Finished
 from orchestrator.limiter import Capacity, Limiter
@@ -77,12 +78,13 @@ class Pool:
     def __init__(
         self, settings: Settings, *, run_id: str | None = None, budget_usd: Decimal | float | str | None = None
     ) -> None:
-        self.run_id = f"run-{secrets.token_hex(5)}" if run_id is None else _checked(run_id)
+        self.run_id = f"run-{secrets.token_hex(5)}" if run_id is None else checked_run_id(run_id)
         self.trainer_id = f"trainer-{secrets.token_hex(6)}"
         self.settings = settings
         farm = open_farm(settings)
         require_answer(settings)
         self.redis, self.ledger = farm.redis, farm.ledger
+        Patience().shared_by(farm.redis, farm.queue.rq.connection)
         self._limiter, self._queue, self._presence = farm.limiter, farm.queue, farm.presence
         self._budget = farm.budget
         if budget_usd is not None:
@@ -122,10 +124,11 @@ class Pool:
     def reserve(self, count: int, *, wait_seconds: float = 0.0) -> Reservation:
         """Reserve `count` places, all or nothing, waiting at most `wait_seconds` for them to be free.
 
-        Raises CapacityError: at once when the batch could never be live together, saying what to add; or after the
-        wait when other episodes still hold the places.
+        Raises CapacityError: NeverFits at once when the batch could never be live together, saying what to add;
+        PlacesTaken after the wait when other episodes still hold the places; itself for a count that is none.
         """
-        if not isinstance(count, int):
+        require_seconds("wait_seconds", wait_seconds)
+        if not isinstance(count, int) or isinstance(count, bool):
             raise CapacityError(f"a batch is a whole number of episodes, got {count!r}: give an int")
         if count < 1:
             raise CapacityError(f"a batch needs at least one episode, got {count}")
@@ -135,7 +138,7 @@ class Pool:
         while not self._limiter.reserve(reservation_id, count, life_seconds=life, asks_again=wait_seconds > 0):
             if time.monotonic() >= ends:
                 free = self.capacity()
-                raise CapacityError(
+                raise PlacesTaken(
                     f"{count} places wanted, {free.free} free now ({free.live_slots} slots, limit "
                     f"{free.concurrency_limit}, {free.permits} running, {free.reserved} reserved): "
                     "wait for running episodes (wait_seconds=...) or add workers"
@@ -159,6 +162,9 @@ class Pool:
         The same `episode_id` again is the same episode, as it was first submitted. Raises FarmError for what the schema
         refuses.
         """
+        require_kind("episode_id", episode_id, str, "one of your own, or leave it out for a new one")
+        require_kind("reservation", reservation, Reservation, "what Pool.reserve returned")
+        require_kind("budgets", budgets, Budgets, "Budgets(...) from orchestrator.settings")
         if episode_id is not None and (kept := self._episodes.get(episode_id)) is not None:
             return kept
         if not isinstance(task, Task):
@@ -191,18 +197,25 @@ class Pool:
             self.ledger,
             finished,
             self._queue,
+            lease_lost_seconds=self.settings.lease_lost_seconds,
         )
         with self._keeping:  # another thread may have submitted the same id meanwhile: both get one handle
             return self._episodes.setdefault(spec.episode_id, episode)
 
     def as_completed(
-        self, episodes: Iterable[Episode] | None = None, *, timeout_seconds: float | None = None
+        self,
+        episodes: Iterable[Episode] | None = None,
+        *,
+        timeout_seconds: float | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> Iterator[SettledReceipt]:
-        """Yield receipts as episodes end.
+        """Yield receipts as episodes end; `check` is called when none did for some seconds, and may raise to give up.
 
         Raises ReceiptOverdue (a TimeoutError) when nothing ended for `timeout_seconds`, FarmError when the farm knows
         one no longer.
         """
+        require_seconds("timeout_seconds", timeout_seconds, or_none=True)
+        require_kind("as_completed", episodes, Iterable, "a list of episodes, or nothing for all of this pool")
         read = redis_border(self.ledger.receipt)
         wanted = self._kept() if episodes is None else list(episodes)
         waiting = {episode.episode_id for episode in wanted}
@@ -219,6 +232,7 @@ class Pool:
             patience = BLOCK_SECONDS if timeout_seconds is None else quiet_since + timeout_seconds - time.monotonic()
             ended = redis_border(self._finished.after)(position, patience)
             if not ended:
+                check()
                 self._require_known(waiting)
             for entry, episode_id in ended:
                 position = entry
@@ -232,6 +246,7 @@ class Pool:
     @redis_border
     def receipts(self, episodes: Sequence[Episode]) -> list[SettledReceipt]:
         """Wait for all of them; in the given order."""
+        require_kind("receipts", episodes, Sequence, "a list of episodes")
         done = {settled.receipt.episode_id: settled for settled in self.as_completed(episodes)}
         return [done[episode.episode_id] for episode in episodes]
 
@@ -247,6 +262,7 @@ class Pool:
         Queued ones have their receipts when this returns; running ones are waited for, at most `wait_seconds`, until
         their sandboxes are confirmed absent. What is `open` or `unsettled` in the answer was not done in that time.
         """
+        require_seconds("wait_seconds", wait_seconds)
         named = self._cancellation.matching(run_id=self.run_id, group_id=group_id)
         self._cancellation.ask(named)
         return self._cancellation.wait(named, wait_seconds)
@@ -272,7 +288,7 @@ class Pool:
 
     @redis_border
     def _require_known(self, episodes: Iterable[str]) -> None:
-        if gone := [episode for episode in episodes if not self.ledger.knows(episode)]:
+        if gone := self.ledger.unknown(episodes):
             raise FarmError(f"the farm does not know {gone[0]} (any more): its Redis was emptied, or it is old")
 
     def _beat(self) -> None:
@@ -291,7 +307,8 @@ class Pool:
                 logger.warning("heartbeat not sent: %s", error)
 
 
-def _checked(run_id: str) -> str:
+def checked_run_id(run_id: str) -> str:
+    """This id; raises FarmError when no run can have it."""
     try:
         return _RUN_ID.validate_python(run_id)
     except ValidationError:

@@ -83,6 +83,15 @@ class JobQueue:
         """How many jobs wait."""
         return int(self.rq.count)
 
+    def depths(self) -> dict[str, int]:
+        """How many jobs wait, by queue: this one and every other of this database that ever had one."""
+        known = {queue.name for queue in Queue.all(connection=self._redis, serializer=JSONSerializer)}
+        names = sorted(known | {self.rq.name})
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.llen(self.named(name).rq.key)
+        return dict(zip(names, pipeline.execute(), strict=True))
+
     def withdraw(self, job: str, *, lost: bool = False) -> None:
         """Take a job off the queue. One that somebody has popped keeps its envelope, unless it is `lost` with him.
 

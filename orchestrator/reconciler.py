@@ -75,6 +75,7 @@ class Reconciler:
         create_answer_seconds: float = 10.0,
         sweep_seconds: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._name = name
         self._ledger = ledger
@@ -89,6 +90,7 @@ class Reconciler:
         self._swept = float("-inf")
         self._list_failure: str | None = None
         self._clock = clock
+        self._sleep = sleep
         self._looked = clock()
         self._redis_ahead = self._settled_since - self._looked
         """Redis's clock less ours: it changes when either is set."""
@@ -112,7 +114,7 @@ class Reconciler:
         ends = self._clock() + seconds
         while (left := ends - self._clock()) > 0:
             self._look(sandboxes=[])
-            time.sleep(min(left, _WATCH_SECONDS, self._lease_seconds / 4))
+            self._sleep(min(left, _WATCH_SECONDS, self._lease_seconds / 4))
 
     def look(self, *, sweep: bool = False) -> Snapshot:
         """Read the rows that a plan is made of; the provider's list when a sweep for orphans is due, or at once."""
@@ -134,7 +136,6 @@ class Reconciler:
                 self._apply(action, report)
             except (FarmError, ValidationError) as error:  # one unreadable row must not keep the others waiting
                 report.failures[_named(action)] = str(error)
-                logger.error("not done: %s: %s", action, error)
             self._looked = self._clock()
         self._limiter.drop_dead_creators()
         if self._list_failure is not None:
@@ -181,7 +182,8 @@ class Reconciler:
         try:
             rows = self._provider.list({"farm": tag}) if tag is not None else []
         except ProviderError as error:
-            logger.warning("sandboxes not listed: %s", error)
+            if self._list_failure != str(error):
+                logger.warning("sandboxes not listed", extra={"error": str(error)})
             self._list_failure = str(error)
             return []
         self._list_failure = None

@@ -17,13 +17,13 @@ from orchestrator.plan import DeleteOrphan, is_orphan
 from orchestrator.provider import CreateRequest, delete_confirmed
 from orchestrator.records import Allocation
 from orchestrator.unresolved import Kind
-from orchestrator.vocabulary import AllocationState, Role
+from orchestrator.vocabulary import AllocationState
 
 logger = logging.getLogger(__name__)
 
 
 _LONGEST_LIFE_SECONDS = 86_400
-"""What no budget can exceed: for a sandbox whose budgets cannot be read any more."""
+"""What no budget can exceed: for a row that does not say how long its sandbox can live."""
 
 
 class Settlement:
@@ -37,11 +37,10 @@ class Settlement:
     def settle(self, row: Allocation, token: str) -> str | None:
         """Delete and confirm one sandbox; the reason why it cannot be settled yet, or None when it is."""
         try:
-            sandbox_id = row.sandbox_id or self._name_unknown(row, token)
-            if sandbox_id is not None:
-                self._delete(row, sandbox_id, token)
+            named = row if row.sandbox_id is not None else self._name_unknown(row, token)
+            if named is not None and named.sandbox_id is not None:
+                self._delete(named, named.sandbox_id, token)
         except FarmError as error:
-            logger.warning("not settled", extra={"allocation": row.allocation_id, "error": str(error)})
             return str(error)
         current = self._ledger.allocations.get(row.allocation_id)
         settled = current is not None and current.state.settled
@@ -91,11 +90,8 @@ class Settlement:
             elif self._outlived(row, sandbox_id, token, error):
                 return
             raise
-        now = self._ledger.now()
-        began = row.created_at
-        if began is None:  # its answer was lost: the provider knows since when it ran
-            began = max(row.intended_at, seen.started_at) if seen is not None else now
-        ledger.absent(row, token, running_ms=max(0, int((now - began) * 1000)))
+        began = row.created_at or row.intended_at
+        ledger.absent(row, token, running_ms=max(0, int((self._ledger.now() - began) * 1000)))
 
     def _outlived(self, row: Allocation, sandbox_id: str, token: str, error: ProviderError) -> bool:
         """Close an unresolved sandbox whose longest life is over, unless the provider says that it is still there."""
@@ -117,19 +113,13 @@ class Settlement:
         """
         if row.unresolved_at is None:
             return None
-        request = self._ledger.allocations.request(row.allocation_id)
-        first = _LONGEST_LIFE_SECONDS if request is None else request.lifetime_seconds
-        try:
-            episode = self._ledger.row(row.episode_id)
-            extended = _LONGEST_LIFE_SECONDS if episode is None else episode.spec.budgets.policy_lifetime_seconds
-        except FarmError:  # unreadable
-            extended = _LONGEST_LIFE_SECONDS
-        if row.role is Role.VERIFIER:
-            extended = 0  # nobody extends a verifier's life
-        return row.unresolved_at + self._create_answer_seconds + max(first, extended)
+        return row.unresolved_at + self._create_answer_seconds + (row.longest_seconds or _LONGEST_LIFE_SECONDS)
 
-    def _name_unknown(self, row: Allocation, token: str) -> str | None:
-        """The sandbox of a creation whose answer was lost: repeat the stored create under its own key."""
+    def _name_unknown(self, row: Allocation, token: str) -> Allocation | None:
+        """Name the sandbox of a creation whose answer was lost: repeat the stored create under its own key.
+
+        The row as it stands then, or None. What is never named was never extended: it lives its request's lifetime.
+        """
         ledger: Allocations = self._ledger.allocations
         request = ledger.request(row.allocation_id)
         if request is None:
@@ -137,7 +127,7 @@ class Settlement:
         try:
             sandbox_id = self._provider.create(row, request)
         except ProviderError as error:
-            logger.info("creation not repeated: %s", error, extra={"allocation": row.allocation_id})
+            logger.info("creation not repeated", extra={"allocation": row.allocation_id, "error": str(error)})
             found = self._find(request)
             if found is None:
                 life = self._create_answer_seconds + request.lifetime_seconds
@@ -148,8 +138,20 @@ class Settlement:
                     ledger.expired(row, token, f"never named; its longest life is over ({error})")
                 return None
             sandbox_id = found
-        ledger.created(row, sandbox_id, token, creating_ms=0)
-        return sandbox_id
+        return self._note_named(row, sandbox_id, token)
+
+    def _note_named(self, row: Allocation, sandbox_id: str, token: str) -> Allocation | None:
+        """Note its name, its size, and since when the provider says that it has run; its intent when that is away."""
+        ledger: Allocations = self._ledger.allocations
+        now, began, seen = self._ledger.now(), row.intended_at, None
+        with suppress(ProviderError):
+            seen = self._provider.describe(sandbox_id)
+            began = now if seen is None else max(began, seen.started_at)
+        ledger.created(row, sandbox_id, token, creating_ms=max(0, int((now - began) * 1000)))
+        named = ledger.get(row.allocation_id)
+        if named is None or seen is None:
+            return named
+        return ledger.sized(named, vcpus=seen.vcpus, memory_mb=seen.memory_mb).row
 
     def _find(self, request: CreateRequest) -> str | None:
         """The sandbox that carries the allocation's own tags; that there is none proves nothing."""
@@ -157,6 +159,6 @@ class Settlement:
         try:
             rows = self._provider.list(wanted)
         except ProviderError as error:
-            logger.info("not listed: %s", error, extra={"allocation": request.allocation_id})
+            logger.info("not listed", extra={"allocation": request.allocation_id, "error": str(error)})
             return None
         return next((row.sandbox_id for row in rows if wanted.items() <= row.metadata.items()), None)

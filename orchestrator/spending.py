@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from orchestrator.allocations import Running
+from orchestrator.allocations import Allocations, Running
 from orchestrator.cost import By
 from orchestrator.ledger import EpisodeRow, Ledger
 from orchestrator.receipts import ReceiptFilter, Receipts
@@ -36,7 +36,7 @@ class Bill:
 
 
 @dataclass(frozen=True)
-class Item:
+class _Item:
     """What one episode adds to one line of the bill."""
 
     key: str
@@ -98,15 +98,10 @@ class Spending:
 
     def _sandboxes(self, rows: Iterable[Allocation], now: float) -> tuple[_Sandbox, ...]:
         return tuple(
-            _Sandbox(row.role, running_ms(row, now), self._cost(row, now), row.state)
+            _Sandbox(row.role, running_ms(row, now), cost, row.state)
             for row in rows
-            if (row.cost_picousd is not None or row.state.accrues)
+            if (cost := cost_so_far(self._ledger.allocations, row, now)) is not None
         )
-
-    def _cost(self, row: Allocation, now: float) -> int:
-        if row.cost_picousd is not None:
-            return row.cost_picousd
-        return self._ledger.allocations.cost_of(row, running_ms(row, now))
 
 
 @dataclass(frozen=True)
@@ -125,14 +120,14 @@ class _Episode:
     sandboxes: tuple[_Sandbox, ...]
     waiting_ms: int
 
-    def lines(self, by: By) -> Iterator[Item]:
+    def lines(self, by: By) -> Iterator[_Item]:
         if by is not By.ROLE:
-            yield Item(self.keys[by], whole(self._bill(sandbox) for sandbox in self.sandboxes))
+            yield _Item(self.keys[by], whole(self._bill(sandbox) for sandbox in self.sandboxes))
             return
         for role in Role:
             bills = [self._bill(sandbox) for sandbox in self.sandboxes if sandbox.role is role]
             if bills:
-                yield Item(role, whole(bills))
+                yield _Item(role, whole(bills))
 
     def _bill(self, sandbox: _Sandbox) -> Bill:
         waiting = min(self.waiting_ms, sandbox.running_ms) if sandbox.role is Role.POLICY else 0
@@ -153,6 +148,13 @@ def whole(bills: Iterable[Bill]) -> Bill:
     for bill in bills:
         total += bill
     return Bill(**{**vars(total), "episodes": 1})
+
+
+def cost_so_far(allocations: Allocations, row: Allocation, now: float) -> int | None:
+    """What a sandbox has cost by `now`, in pico-dollars; None for one that costs nothing (yet)."""
+    if row.cost_picousd is not None or not row.state.accrues:
+        return row.cost_picousd
+    return allocations.cost_of(row, running_ms(row, now))
 
 
 def running_ms(row: Allocation, now: float) -> int:

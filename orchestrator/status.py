@@ -72,8 +72,8 @@ def read_status(farm: Farm) -> Status:
     return Status(
         capacity=farm.limiter.capacity(),
         workers=tuple(farm.presence.workers()),
-        queued_jobs=farm.queue.depth(),
-        open_episodes=len(ledger.open_episodes()),
+        queued_jobs=sum(farm.queue.depths().values()),
+        open_episodes=ledger.count_open(),
         running_episodes=len(ledger.lease_ends()),
         outcomes={
             name.removeprefix(_COUNTED): int(count)

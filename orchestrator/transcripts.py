@@ -45,7 +45,7 @@ class Transcript:
         """Write what is still here."""
         self._flushed = time.monotonic()
         if self._pending:
-            pipeline = self._redis.pipeline(transaction=False)
+            pipeline = self._redis.pipeline(transaction=True)  # cut in between, it would stay for ever
             pipeline.rpush(self._key, *self._pending)
             pipeline.expire(self._key, self._retention)
             pipeline.execute()

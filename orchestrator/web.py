@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from orchestrator.deadline import Deadline
 from orchestrator.farm import Farm
-from orchestrator.metrics import Reading, read, registry_of
+from orchestrator.metrics import FarmReading, read, registry_of
 from orchestrator.redis_address import without_password
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def create_app(farm: Farm, *, token: str | None = None) -> FastAPI:
     pings = Deadline(seconds=_PING_SECONDS, places=4)
     app = FastAPI(title="rollout-farm", docs_url=None, redoc_url=None, openapi_url=None)
 
-    def reading() -> Reading | None:
+    def reading() -> FarmReading | None:
         try:
             return readings.within(lambda: read(farm))
         except (RedisError, OSError) as error:

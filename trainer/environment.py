@@ -5,8 +5,9 @@
 
 What always holds: making one allocates nothing; the model's tools are exactly `terminal(command)` and `submit()`; a
 reset enqueues and returns, so that a whole batch starts at once; a batch has all its places reserved before its first
-episode is enqueued; what our side lost is remembered and never becomes a score, also when TRL showed it to the model
-as text; closing ends every episode begun here, also those of environments that nobody holds any more.
+episode is enqueued, and ends as a whole when one of them gets none all the same; what our side lost is remembered and
+never becomes a score, also when TRL showed it to the model as text; closing ends every episode begun here, also those
+of environments that nobody holds any more.
 
 TRL's GRPOTrainer takes `RemoteEpisodes` as well; then say `batch_size` (per_device_train_batch_size times
 steps_per_generation), or nothing is reserved, and calls run one after another.
@@ -24,13 +25,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
+from orchestrator.arguments import require_kind, require_seconds
+from orchestrator.connection import redis_border
 from orchestrator.episodes import Episode
 from orchestrator.errors import (
-    CapacityError,
     CommandRefused,
     EpisodeAborted,
     EpisodeClosed,
     FarmError,
+    NeverFits,
     ReceiptOverdue,
     RedisUnavailable,
 )
@@ -42,9 +45,6 @@ logger = logging.getLogger(__name__)
 
 OnAbort = Literal["raise", "exclude"]
 """What an aborted episode does to the run: end it, or be left out of the training data. Never a zero."""
-
-_CLOSE_MARGIN_SECONDS = 30.0
-"""Beyond a running command and the clean-up: what closing waits for a receipt before it says that there is none."""
 
 
 class RemoteEpisode:
@@ -140,10 +140,12 @@ class RemoteEpisode:
             self._failure = self._explained(error)
 
     def _explained(self, error: FarmError) -> FarmError:
-        episode = self._episode
-        if isinstance(error, EpisodeAborted) and episode is not None and episode.episode_id in self._episodes.unstarted:
-            return EpisodeAborted(error.outcome, "no worker took it in time; see that workers run: rollout-farm status")
-        return error
+        if not isinstance(error, EpisodeAborted) or self._episode is None:
+            return error
+        if error.outcome is Outcome.ADMISSION_TIMEOUT:
+            self._episodes._end_others(self._episode, error.detail)
+        why = self._episodes._given_up.get(self._episode.episode_id)
+        return error if why is None else EpisodeAborted(error.outcome, why)
 
     @property
     def _ended(self) -> bool:
@@ -166,6 +168,8 @@ class _Batch:
     placed: int = 0
     reservation: Reservation | None = None
     watch: threading.Timer | None = None
+    over: bool = False
+    """One of its episodes found no place, so the others were ended."""
     episodes: list[Episode] = field(default_factory=list)
 
 
@@ -186,10 +190,14 @@ class RemoteEpisodes:
     ) -> None:
         if on_abort not in ("raise", "exclude"):
             raise FarmError(f"on_abort is 'raise' or 'exclude', not {on_abort!r}")
+        require_seconds("wait_seconds", wait_seconds)
+        require_seconds("start_seconds", start_seconds, or_none=True)
+        require_kind("batch_size", batch_size, int, "the episodes of a batch")
         self.pool = pool
         self.on_abort = on_abort
-        self.unstarted: set[str] = set()
-        """Ids of episodes that were given up because no worker took them."""
+        self._given_up: dict[str, str] = {}
+        """Id -> why, of episodes that we ended ourselves for want of a worker or of a place."""
+        self._giving_up = threading.Lock()
         self._batch_size = batch_size
         self._wait_seconds = wait_seconds
         self._start_seconds = start_seconds or pool.settings.budgets.reserved_admission_seconds
@@ -243,49 +251,52 @@ class RemoteEpisodes:
     def reserve(self, count: int) -> Reservation:
         """Places for `count` episodes, all or nothing.
 
-        Raises CapacityError: at once when the first batch can never be live together, later only after `wait_seconds`,
-        since a worker that ran before may come back.
+        Raises CapacityError: NeverFits at once when the first batch can never be live together, later only after
+        `wait_seconds`, since a worker that ran before may come back; PlacesTaken after as long.
         """
         ends = time.monotonic() + self._wait_seconds
         while True:
+            left = max(0.0, ends - time.monotonic())
             try:
-                reservation = self.pool.reserve(count, wait_seconds=self._wait_seconds)
-            except CapacityError:
-                if not self._reserved_before or time.monotonic() >= ends:
+                reservation = self.pool.reserve(count, wait_seconds=left)
+            except NeverFits:
+                if not self._reserved_before or not left:
                     raise
-                time.sleep(min(1.0, self._wait_seconds))
+                time.sleep(min(1.0, left))
             else:
                 self._reserved_before = True
                 return reservation
 
     def cancel(self) -> None:
         """Ask for the end of every episode that still runs; does not wait, does not raise."""
-        try:
-            for environment in self._made:
+        for environment in self._made:
+            try:
                 environment._cancel()
-        except FarmError as error:  # of one are of all: Redis is away, and each try takes ten seconds
-            logger.error("episodes not cancelled, they end as trainer_lost when this process has gone: %s", error)
+            except FarmError as error:
+                logger.error("not cancelled, it ends as trainer_lost when this process has gone: %s", error)
+                if isinstance(error, RedisUnavailable):
+                    return  # away for one is away for all
 
     def close(self) -> None:
-        """End every episode begun here, wait until their sandboxes are settled, give back what is reserved.
+        """End every episode begun here, wait until they have their receipts, give back what is reserved.
 
         Can be called again. Never raises: what could not be closed is logged.
         """
         self._end_batch()
         self.cancel()
-        budgets = self.pool.settings.budgets
-        ends = time.monotonic() + budgets.cleanup_seconds + budgets.message_seconds + _CLOSE_MARGIN_SECONDS
+        began = time.monotonic()
         for environment in self._made:
             episode, environment._episode = environment._episode, None
             if episode is None or environment._reward is not None:
                 continue
             try:
-                episode.wait(timeout_seconds=max(0.1, ends - time.monotonic()))
+                episode.wait(timeout_seconds=max(0.1, began + episode.closing_seconds - time.monotonic()))
             except ReceiptOverdue as error:
-                logger.error("still open: %s; look at: rollout-farm status", error)
+                logger.error("still open: %s", error)
             except FarmError as error:
                 logger.error("not seen to end: %s", error)
-                return
+                if isinstance(error, RedisUnavailable):
+                    return  # away for one is away for all
 
     def _submit(self, task: Task) -> Episode:
         batch = self._current_batch()
@@ -306,7 +317,7 @@ class RemoteEpisodes:
     def _forget(self, episode: Episode) -> None:
         """Hold nothing of an episode that has ended: a long run has any number of them."""
         self.pool.forget(episode)
-        self.unstarted.discard(episode.episode_id)
+        self._given_up.pop(episode.episode_id, None)
 
     def _current_batch(self) -> _Batch | None:
         full = self._batch is not None and self._batch.placed >= self._batch.size
@@ -329,14 +340,31 @@ class RemoteEpisodes:
 
     def _give_up_unstarted(self, batch: _Batch) -> None:
         """End what no worker took: its trainer would wait for ever."""
-        try:
-            for episode in batch.episodes:
-                row = self.pool.ledger.row(episode.episode_id)
-                if row is not None and row.state is EpisodeState.QUEUED:
-                    self.unstarted.add(episode.episode_id)
+        why = "no worker took it in time; see that workers run: rollout-farm status"
+        self._give_up(batch, why, lambda state: state is EpisodeState.QUEUED)
+
+    def _end_others(self, episode: Episode, detail: str) -> None:
+        """A reserved batch is live at once or not at all: one that got no place ends those that hold one."""
+        batch = self._batch
+        if batch is None or batch.reservation is None or episode not in batch.episodes:
+            return
+        with self._giving_up:  # all that got none say so at the same time
+            if not batch.over:
+                batch.over = True
+                why = f"its batch could not be live at once: {detail}"
+                self._give_up(batch, why, lambda state: state is not EpisodeState.FINAL)
+
+    def _give_up(self, batch: _Batch, why: str, wanted: Callable[[EpisodeState], bool]) -> None:
+        for episode in batch.episodes:
+            try:
+                state = redis_border(self.pool.ledger.state)(episode.episode_id)
+                if state is not None and wanted(state):
+                    self._given_up[episode.episode_id] = why
                     episode.cancel()
-        except Exception:
-            logger.exception("could not look for episodes that no worker took")
+            except FarmError as error:
+                logger.error("not given up: %s", error, extra={"episode": episode.episode_id})
+                if isinstance(error, RedisUnavailable):
+                    return  # away for one is away for all
 
 
 def task_of(column: str | Mapping[str, Any] | None) -> Task:

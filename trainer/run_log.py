@@ -1,7 +1,8 @@
 """The files of one run: a line of numbers for each log of TRL's, and each receipt as it comes.
 
 What always holds: `metrics.jsonl` and `receipts.jsonl` are complete lines, appended as things happen, so an interrupted
-run keeps what it has; receipts are read from the run's own stream, whichever process drove the episode.
+run keeps what it has; receipts are read from the run's own stream, whichever process drove the episode; that one could
+not be written ends the run's block, unless another error does.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ _BLOCK_SECONDS = 1.0
 
 
 class ReceiptLog:
-    """Appends the run's receipts to a file from a thread of its own, while the block lasts."""
+    """Appends the run's receipts to a file from a thread of its own, while the block lasts.
+
+    Leaving the block raises what kept the thread from it: the file's OSError, a receipt that cannot be read, a Redis
+    that is away at the end, whatever `on_receipt` raised.
+    """
 
     def __init__(self, pool: Pool, path: Path, on_receipt: Callable[[SettledReceipt], None]) -> None:
         self.episode_ids: list[str] = []
@@ -41,6 +46,7 @@ class ReceiptLog:
         self._on_receipt = on_receipt
         self._finished = Finished(pool.redis, pool.run_id)
         self._position = START
+        self._failure: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="receipts", daemon=True)
 
@@ -53,6 +59,8 @@ class ReceiptLog:
     ) -> None:
         self._stop.set()
         self._thread.join()
+        if self._failure is not None and error is None:
+            raise self._failure
 
     def receipts(self) -> list[SettledReceipt]:
         """All of them, with their sandboxes as they stand now."""
@@ -60,23 +68,27 @@ class ReceiptLog:
         return [settled for settled in found if settled is not None]
 
     def _follow(self) -> None:
-        ended = False
-        while not ended:
-            ended = self._stop.is_set()  # looked at before the last read: what ended until then is in it
-            try:
-                self._read(0.001 if ended else _BLOCK_SECONDS)
-            except RedisUnavailable as error:
-                logger.warning("receipts not read: %s", error)
-                ended = self._stop.is_set()
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._read(_BLOCK_SECONDS)
+                except RedisUnavailable as error:
+                    logger.warning("receipts not read: %s", error)
+                    self._stop.wait(_BLOCK_SECONDS)
+            self._read(0.001)  # what ended until the stop is in it
+        except BaseException as error:  # noqa: BLE001 - raised where the block ends
+            logger.error("receipts not written from here on: %s", error)
+            self._failure = error
 
     def _read(self, seconds: float) -> None:
         while entries := redis_border(self._finished.after)(self._position, seconds):
             for position, episode_id in entries:
                 settled = redis_border(self._pool.ledger.receipt)(episode_id)
+                if settled is not None:
+                    append(self._path, settled.as_json())
+                    self.episode_ids.append(episode_id)
                 self._position = position
                 if settled is not None:
-                    self.episode_ids.append(episode_id)
-                    append(self._path, receipt_json(settled))
                     self._on_receipt(settled)
 
 
@@ -98,12 +110,6 @@ class MetricsLog(TrainerCallback):  # type: ignore[misc, unused-ignore] # transf
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The optimizer made a step."""
         self._on_step(state.global_step)
-
-
-def receipt_json(settled: SettledReceipt) -> dict[str, Any]:
-    """One receipt with its sandboxes."""
-    body = settled.receipt.model_dump(mode="json")
-    return {**body, "allocations": [row.model_dump(mode="json") for row in settled.allocations]}
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:

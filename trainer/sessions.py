@@ -38,9 +38,17 @@ from openenv.core.harness import (  # type: ignore[import-untyped]
     VerifyResult,
 )
 
+from orchestrator.arguments import require_seconds
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, CommandRefused, EpisodeClosed, FarmError, InfrastructureLost
-from orchestrator.pool import Pool
+from orchestrator.errors import (
+    CommandRefused,
+    EpisodeClosed,
+    FarmError,
+    InfrastructureLost,
+    NeverFits,
+    ReceiptOverdue,
+)
+from orchestrator.pool import Pool, checked_run_id
 from orchestrator.settings import Settings
 from orchestrator.tasks import Task, TaskError, parse_task
 from trainer.session_failures import FailureLimit, SessionCounts, SessionTally
@@ -79,15 +87,13 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         *,
         messages: list[Message],
         session_id: str | None,
-        close_seconds: float,
-        without_workers: Callable[[threading.Event], CapacityError | None],
+        without_workers: Callable[[threading.Event], NeverFits | None],
         forget: Callable[[], None],
     ) -> None:
         self.episode = episode
         self._tally = tally
         self._messages = messages
         self._session_id = session_id
-        self._close_seconds = close_seconds
         self._without_workers = without_workers
         self._forget = forget
         self._ready = False
@@ -158,8 +164,8 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         return self._verified
 
     def close(self) -> None:
-        """End the episode if it has not ended, and wait until its sandboxes are settled. Never raises, and can be
-        called again and from any thread: what cannot be closed is logged and counted, and the farm ends it.
+        """End the episode if it has not ended, and wait until it has its receipt. Never raises, and can be called
+        again and from any thread: what cannot be closed is logged and counted, and the farm ends it.
         """
         with self._closed:  # a second caller waits until it is true
             if self._closing.is_set():
@@ -168,9 +174,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
             if self._counts_now():
                 self._tally.abandoned()
             try:
-                if self.episode.receipt() is None:
-                    self.episode.cancel()
-                    self.episode.wait(self._close_seconds)
+                self.episode.close()
             except FarmError as error:
                 self._tally.unclosed()
                 logger.error("session not closed: %s", error, extra={"episode": self.episode.episode_id})
@@ -182,7 +186,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         if self._ready:
             return
         answered = threading.Event()
-        found: list[CapacityError] = []
+        found: list[NeverFits] = []
 
         def watch() -> None:
             if (error := self._without_workers(answered)) is not None:
@@ -193,7 +197,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         watcher.start()
         try:
             self.episode.reset()
-        except InfrastructureLost:
+        except (InfrastructureLost, ReceiptOverdue):
             if found:
                 raise found[0] from None
             raise
@@ -240,7 +244,8 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
         failures: FailureLimit | None = None,
         worker_patience_seconds: float = 60.0,
     ) -> None:
-        self.run_id = run_id or f"run-{secrets.token_hex(5)}"
+        require_seconds("worker_patience_seconds", worker_patience_seconds)
+        self.run_id = f"run-{secrets.token_hex(5)}" if run_id is None else checked_run_id(run_id)
         self._settings = settings.model_copy(update={"e2b_api_key": None})
         self._tasks = {task.id: task for task in tasks}
         if len(self._tasks) < len(tasks):
@@ -306,7 +311,6 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
             self._tally,
             messages=messages,
             session_id=episode_id,
-            close_seconds=self._close_seconds(episode),
             without_workers=lambda answered: _no_worker(pool, self._patience, answered),
             forget=lambda: pool.forget(episode),
         )
@@ -324,11 +328,6 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
             if self._pool is None or self._owner != os.getpid():  # a fork must not share its parent's sockets
                 self._pool, self._owner = Pool(self._settings, run_id=self.run_id), os.getpid()
             return self._pool
-
-    def _close_seconds(self, episode: Episode) -> float:
-        """The call on its way, both deletions, and a worker that has to be found dead first."""
-        budgets = episode.spec.budgets
-        return budgets.message_seconds + 2 * budgets.cleanup_seconds + 2 * self._settings.lease_lost_seconds
 
     def _chosen(self, task: Any) -> Task:
         if isinstance(task, list) and task and isinstance(task[-1], dict):
@@ -365,7 +364,7 @@ def _wrong_call(name: str, arguments: dict[str, Any]) -> str | None:
     return None
 
 
-def _no_worker(pool: Pool, patience_seconds: float, answered: threading.Event) -> CapacityError | None:
+def _no_worker(pool: Pool, patience_seconds: float, answered: threading.Event) -> NeverFits | None:
     """Wait until `answered`, or until no worker has been alive for `patience_seconds`: then what to do about it."""
     seen_at = time.monotonic()
     while not answered.wait(min(5.0, patience_seconds / 4)):
@@ -376,7 +375,7 @@ def _no_worker(pool: Pool, patience_seconds: float, answered: threading.Event) -
         if alive:
             seen_at = time.monotonic()
         elif time.monotonic() - seen_at > patience_seconds:
-            return CapacityError(
+            return NeverFits(
                 f"no worker has been alive for {patience_seconds:g} s: start `rollout-farm worker` or `rollout-farm "
                 "up`, with the same REDIS_URL and FARM_QUEUE"
             )

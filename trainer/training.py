@@ -19,12 +19,11 @@ from typing import Any, Protocol
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PrinterCallback, TrainerCallback, set_seed
+from transformers import PrinterCallback, TrainerCallback, set_seed
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig
-from trl.chat_template_utils import supports_tool_calling
 
 from orchestrator.errors import SettingsError
 from orchestrator.pool import Pool
@@ -32,6 +31,7 @@ from orchestrator.records import SettledReceipt
 from orchestrator.settings import Settings
 from orchestrator.tasks import Task
 from trainer.environment import OnAbort, RemoteEpisodes
+from trainer.evaluation.chat_template import load_tokenizer
 from trainer.grpo import FarmGRPOTrainer
 from trainer.processes import the_first_does
 from trainer.run_log import MetricsLog, ReceiptLog, take_back
@@ -138,7 +138,7 @@ def train(
         take_back(plan.output_dir / RECEIPTS)
         with ReceiptLog(pool, plan.output_dir / RECEIPTS, watcher.ended) as log:
             trainer.train(resume_from_checkpoint=state)
-        trainer.save_model(str(plan.output_dir / MODEL))
+            trainer.save_model(str(plan.output_dir / MODEL))  # the model outlives a receipt that cannot be written
         return TrainingResult(
             pool.run_id,
             main,
@@ -188,23 +188,6 @@ def _is_complete(state: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def load_tokenizer(model: str) -> Any:
-    """The model's tokenizer; raises SettingsError when there is none, or when its template has no tool calls."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left", truncation_side="left")
-    except (OSError, ValueError, KeyError) as error:
-        raise SettingsError(
-            f"--model {model}: cannot be loaded ({str(error).splitlines()[0]}); give the directory of a Transformers "
-            "checkpoint with its tokenizer, or a model id that can be downloaded"
-        ) from None
-    if not supports_tool_calling(tokenizer):
-        raise SettingsError(
-            f"--model {model}: its chat template cannot show tool calls and their results; choose a model that was "
-            "made for tools, or give its tokenizer such a chat_template"
-        )
-    return tokenizer
 
 
 def dataset_of(tasks: Sequence[Task], *, at_least: int = 1) -> Any:

@@ -61,7 +61,10 @@ class Parts:
 
 
 class Executor:
-    """Runs one leased episode. Call `reset`, then `terminal` any number of times, then `submit` or another ending."""
+    """Runs one leased episode. Call `reset`, then `terminal` any number of times, then `submit` or another ending.
+
+    Each may raise EpisodeAborted: then only `abort` may follow.
+    """
 
     def __init__(self, spec: EpisodeSpec, lease: Lease, budgets: Budgets, parts: Parts, timeline: Timeline) -> None:
         self.receipt: Receipt | None = None
@@ -73,7 +76,6 @@ class Executor:
         self._began = time.monotonic()
         self._sizes: dict[str, int] = {}
         self._operations: list[Operation] = []
-        self._failure: EpisodeAborted | None = None
         self._policy: Owned | None = None
         self._sandbox: Sandbox | None = None
         self._session = parts.session
@@ -182,8 +184,6 @@ class Executor:
     def _raise_if_over(self) -> None:
         if self.receipt is not None:
             raise EpisodeClosed(f"the episode has ended: {self.receipt.outcome}")
-        if self._failure is not None:
-            raise self._failure
         self._parts.check()
 
     def _attach(self, owned: Owned, lifetime_seconds: int) -> Sandbox:
@@ -278,7 +278,7 @@ class Executor:
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[Callable[..., None]]:
-        """Trace one operation and turn whatever the boundary raised into a remembered EpisodeAborted."""
+        """Trace one operation and turn whatever the boundary raised into an InfrastructureLost."""
         began = time.monotonic()
         facts: dict[str, object] = {}
         ok = False
@@ -287,12 +287,8 @@ class Executor:
             ok = True
         except (ArtifactMissing, ArtifactTooLarge):
             raise
-        except EpisodeAborted as error:
-            self._failure = error
-            raise
         except ProviderError as error:
-            self._failure = InfrastructureLost(_outcome_of(error, name), str(error))
-            raise self._failure from error
+            raise InfrastructureLost(_outcome_of(error, name), str(error)) from error
         finally:
             seconds = round(time.monotonic() - began, 6)
             self._operations.append(Operation.model_validate({"name": name, "seconds": seconds, "ok": ok, **facts}))

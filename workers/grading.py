@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from types import MappingProxyType
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 from pydantic import JsonValue
 
@@ -19,9 +19,6 @@ from orchestrator.provider import CommandResult
 from orchestrator.tasks.graders import expectation_problem
 from orchestrator.tasks.schema import TaskError
 from orchestrator.vocabulary import Outcome
-
-CandidateRun: TypeAlias = CommandResult
-"""The candidate's command in the verifier, as the provider reports it."""
 
 _INTEGER_DIGITS = 4_300
 """Python's own limit, so that no expectation has more; reading longer ones costs quadratic time."""
@@ -40,7 +37,7 @@ class _InvalidOutputError(Exception):
     """The candidate's output does not have the form that its task asks for."""
 
 
-def grade(grader: str, expected: JsonValue, run: CandidateRun) -> Grade:
+def grade(grader: str, expected: JsonValue, run: CommandResult) -> Grade:
     """Judge one run by the named grader; raises TaskError when the task itself cannot be graded."""
     if problem := expectation_problem(grader, expected):
         raise TaskError([f"expected: {problem}"])
@@ -66,7 +63,7 @@ def _verdict(outcome: Outcome, detail: str) -> Grade:
     return Grade(outcome, score, detail)
 
 
-def _failure(run: CandidateRun) -> str | None:
+def _failure(run: CommandResult) -> str | None:
     if run.timed_out:
         return "the command timed out"
     if run.exit_code is None:

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -200,11 +201,12 @@ class _Run:
         wait = budgets.reserved_admission_seconds if reservation else budgets.admission_seconds
         keeper.allow(wait + self._context.settings.lease_lost_seconds)
         self._await_trainer(keeper)
+        asked = count()  # at first, when the lease has just said it all, and at wakes: a cancellation wakes it
         return self._limiter.admit(
             self._spec.episode_id,
             reservation_id=reservation,
             wait_seconds=wait,
-            check=lambda: self._check(keeper, now=True),  # asked at a wake only, and a cancellation wakes it
+            check=lambda: self._check(keeper, now=next(asked) > 0),
         )
 
     def _step_back(self, lease: Lease) -> None:

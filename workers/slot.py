@@ -14,11 +14,14 @@ from contextlib import suppress
 from types import FrameType
 
 from redis import Redis
+from redis.client import Pipeline
 from redis.exceptions import RedisError
 from rq import Queue, Worker
+from rq.exceptions import StopRequested
 from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.worker import WorkerStatus
 
 from orchestrator.connection import client, make_impatient
 from orchestrator.queue import EXECUTABLE_EXTRAS, refusal
@@ -95,6 +98,25 @@ class SlotWorker(Worker):
         self.executions[execution.id] = execution
         job.redis_server_version = self.get_redis_server_version()  # type: ignore[no-untyped-call]
         self.main_work_horse(job, self.queues[0])
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """The first stop signal. RQ raises in the handler, and what it interrupts may swallow that: a log handler does.
+
+        So it is noted as well, and every heartbeat of an idle slot looks.
+        """
+        self._stop_requested = True
+        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Pipeline | None = None) -> None:
+        """RQ's; an idle slot's alone, not one that is part of taking a job, is also its look whether it has to stop."""
+        if self._stop_requested and pipeline is None and self.get_state() != WorkerStatus.BUSY:
+            raise StopRequested
+        if pipeline is not None:
+            super().heartbeat(timeout, pipeline)
+            return
+        with self.connection.pipeline(transaction=False) as together:  # one round trip, not three, before each job
+            super().heartbeat(timeout, together)
+            together.execute()
 
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:
         """A second stop signal: the horse ends its episode at the next boundary, cleaned up and with a receipt."""

@@ -17,9 +17,8 @@ from types import FrameType
 
 from redis.exceptions import RedisError
 
-from orchestrator.connection import client
 from orchestrator.farm import open_farm
-from orchestrator.presence import Presence, WorkerRow, slot_name
+from orchestrator.presence import WorkerRow, slot_name
 from orchestrator.provider import Provider
 from orchestrator.settings import Budgets, Settings
 from orchestrator.vocabulary import SLOTS_PER_WORKER
@@ -49,11 +48,7 @@ class Supervisor:
         self._slots = [Child(f"{worker_id}-{n}", self._slot_main(n)) for n in range(1, SLOTS_PER_WORKER + 1)]
         self._signals = 0
         self._redis_away = False
-        self._presence = Presence(
-            client(settings, patient=False),  # a beat that fails is followed by another
-            slot_seconds=settings.lease_lost_seconds,
-            trainer_seconds=settings.trainer_lost_seconds,
-        )
+        self._presence = open_farm(settings, patient=False).presence  # a beat that fails is followed by another
 
     def run(self) -> None:
         """Start the children, keep them alive, drain when told to. Returns when all of them have ended."""

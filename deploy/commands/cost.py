@@ -59,7 +59,7 @@ def cost(
     from deploy.commands.receipts import require_run
     from deploy.commands.resolve import connected_settings
     from deploy.logs import start_logging
-    from deploy.moments import parse_moment
+    from deploy.timestamps import parse_moment
     from orchestrator.cost import usd
     from orchestrator.farm import open_farm
     from orchestrator.receipts import ReceiptFilter, Receipts

@@ -30,7 +30,7 @@ def demo() -> None:
     from deploy.commands.resolve import stop_as_ctrl_c_does
     from deploy.exit_codes import ExitCode
     from deploy.local_farm import LocalFarm
-    from deploy.rollouts import as_json, run_scripted, summary
+    from deploy.rollouts import run_scripted, summary
     from deploy.terminal import errors, output, print_error
     from orchestrator.pool import Pool
     from orchestrator.settings import load_settings
@@ -51,7 +51,7 @@ def demo() -> None:
         seen = {
             settled.receipt.episode_id: read_transcript(pool.redis, settled.receipt.episode_id) for settled in receipts
         }
-    typer.echo(json.dumps([as_json(settled) for settled in receipts], indent=2))
+    typer.echo(json.dumps([settled.as_json() for settled in receipts], indent=2))
     output().print(summary(receipts), soft_wrap=False)
     problems = check_demo(receipts, seen, visible=task.visible_expected)
     for problem in problems:

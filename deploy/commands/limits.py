@@ -9,7 +9,7 @@ import typer
 from deploy.commands.examples import examples
 
 if TYPE_CHECKING:
-    from orchestrator.limiter import Reading
+    from orchestrator.limiter import LimiterReading
     from orchestrator.settings import Settings
 
 
@@ -71,7 +71,7 @@ def limits(
         output().print(_text(reading, settings), markup=False)
 
 
-def _text(reading: Reading, settings: Settings) -> str:
+def _text(reading: LimiterReading, settings: Settings) -> str:
     from orchestrator.settings import PLANS
 
     def origin(live: bool) -> str:  # noqa: FBT001

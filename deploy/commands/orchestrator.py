@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from orchestrator.dashboard.lookout import Lookout
-    from orchestrator.reconciler import Reconciler, Report
+    from orchestrator.reconciler import Reconciler
     from orchestrator.settings import Settings
 
 
@@ -53,12 +53,12 @@ def orchestrator(
 ) -> None:
     """Watch over the farm until SIGTERM or Ctrl-C. Run one or more per farm; one of them leads at a time."""
     import contextlib
-    import logging
     import signal
     import threading
 
     from deploy.commands.resolve import connected_settings, provider_of
     from deploy.logs import start_logging
+    from deploy.report_log import ReportLog
     from orchestrator.rounds import run_rounds
     from workers.preflight import require_accepted_key
 
@@ -71,15 +71,6 @@ def orchestrator(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     name, redis, reconciler = _reconciler(settings)
-    logger = logging.getLogger(__name__)
-
-    def log(report: Report) -> None:
-        if report.enqueued or report.finished or report.settled or report.orphans:
-            done = (report.enqueued, report.finished, report.settled, report.orphans)
-            logger.warning("enqueued %s, finished %s, settled %s, orphans deleted %s", *done)
-        for item, reason in report.unresolved.items():
-            logger.error("unresolved %s: %s", item, reason)
-
     with serving:
         run_rounds(
             redis,
@@ -87,7 +78,7 @@ def orchestrator(
             name,
             every_seconds=settings.reconcile_seconds,
             stop=stop,
-            on_report=log,
+            on_report=ReportLog().add,
         )
 
 

@@ -111,7 +111,7 @@ def receipts(
 
 
 def _moment(farm: Farm, text: str | None, option: str) -> float | None:
-    from deploy.moments import parse_moment
+    from deploy.timestamps import parse_moment
 
     return None if text is None else parse_moment(text, now=farm.ledger.now(), option=option)
 
@@ -139,7 +139,6 @@ def _one(farm: Farm, episode_id: str, chosen: Format, *, transcript: bool) -> It
     import json
 
     from deploy.receipt_formats import csv_lines, full_lines
-    from deploy.rollouts import as_json
     from orchestrator.errors import FarmError
     from orchestrator.transcripts import read_transcript
 
@@ -156,7 +155,7 @@ def _one(farm: Farm, episode_id: str, chosen: Format, *, transcript: bool) -> It
     if chosen is Format.CSV:
         yield from csv_lines([settled])
     elif chosen is Format.JSONL:
-        body = as_json(settled)
+        body = settled.as_json()
         yield json.dumps(body if entries is None else {**body, "transcript": entries})
     else:
         yield from full_lines(settled, entries)

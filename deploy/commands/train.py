@@ -112,8 +112,9 @@ def _run(plan: TrainingPlan, settings: Settings, workers: int) -> None:
     from deploy.local_farm import LocalFarm
     from deploy.terminal import errors
     from deploy.training_report import NoBars, TrainingBars, as_text, report, signal_table
+    from trainer.evaluation.chat_template import load_tokenizer
     from trainer.signals import advice
-    from trainer.training import checkpoint_of, load_tokenizer, train
+    from trainer.training import checkpoint_of, train
 
     checkpoint_of(plan)
     load_tokenizer(plan.model)  # what is wrong with either is said before a farm is started

@@ -15,10 +15,10 @@ _STOP_SECONDS = 5.0
 """A server that has not ended this long after SIGTERM is killed."""
 
 
-def require_linux(what: str, instead: str) -> None:
+def require_linux(what: str, instead: str, *, platform: str = sys.platform) -> None:
     """Raise a readable SettingsError elsewhere: jails, and ending with one's parent, are Linux's."""
-    if sys.platform != "linux":
-        raise SettingsError(f"{what} needs Linux and this is {sys.platform}; {instead}")
+    if platform != "linux":
+        raise SettingsError(f"{what} needs Linux and this is {platform}; {instead}")
 
 
 def leashed(program: str, *arguments: str) -> list[str]:

@@ -11,7 +11,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +22,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from deploy.embedded.children import end, last_lines, leashed, require_linux, spawn
+from deploy.embedded.temporary import TemporaryDirectory
 from orchestrator.errors import RedisUnavailable
 
 _START_SECONDS = 10.0
@@ -64,7 +64,7 @@ class EmbeddedRedis:
         self._appendfsync = appendfsync
         self._binary = binary
         self._socket = self.directory / "redis.sock"
-        self._short: Path | None = None
+        self._short: TemporaryDirectory | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
@@ -92,8 +92,8 @@ class EmbeddedRedis:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.directory.chmod(0o700)
         if self._short is None and len(os.fsencode(self._socket)) > _SOCKET_PATH_BYTES:
-            self._short = Path(tempfile.mkdtemp(prefix="farm-", dir="/tmp"))
-            self._socket = self._short / "redis.sock"
+            self._short = TemporaryDirectory(Path("/tmp"))
+            self._socket = self._short.path / "redis.sock"
         lock = _lock(self.directory / "redis.lock")
         try:
             self.log.write_bytes(b"")
@@ -115,7 +115,7 @@ class EmbeddedRedis:
             self._child = None
         self._socket.unlink(missing_ok=True)
         if self._short is not None:
-            shutil.rmtree(self._short, ignore_errors=True)
+            self._short.remove()
             self._short, self._socket = None, self.directory / "redis.sock"
 
     def kill(self) -> None:

@@ -13,8 +13,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +23,7 @@ from redis.exceptions import RedisError
 
 from deploy.embedded.redis_server import EmbeddedRedis
 from deploy.embedded.sandboxes import LocalSandboxes
+from deploy.embedded.temporary import TemporaryDirectory
 from orchestrator.connection import client
 from orchestrator.errors import RedisUnavailable, SettingsError
 from orchestrator.settings import Settings
@@ -84,8 +83,9 @@ class Stack:
             raise SettingsError("FARM_E2B_API_URL is set and E2B_API_KEY is not; set the key of that service")
         directory = given.state_dir.absolute()
         if self._temporary:
-            directory = Path(tempfile.mkdtemp(prefix="farm-"))
-            self._exits.callback(shutil.rmtree, directory, ignore_errors=True)
+            temporary = TemporaryDirectory()
+            self._exits.callback(temporary.remove)
+            directory = temporary.path
         update: dict[str, object] = {"state_dir": directory}
         if given.redis_url is None:
             self.redis = self._exits.enter_context(EmbeddedRedis(directory / "redis"))

@@ -16,6 +16,7 @@ from orchestrator.dashboard.overview import badge, link, outcome_class, table
 from orchestrator.dashboard.wording import counted, day_and_clock, dollars, seconds, size
 from orchestrator.errors import FarmError
 from orchestrator.records import Allocation, Operation
+from orchestrator.spending import running_ms
 from orchestrator.vocabulary import Phase
 
 _ENTRY_CHARACTERS = 4_000
@@ -80,7 +81,7 @@ def _facts(view: EpisodeView) -> Markup:
             ("queued", f"{day_and_clock(receipt.queued_at)} UTC"),
             ("ended", f"{day_and_clock(receipt.finished_at)} UTC"),
             ("took", seconds(max(0.0, receipt.finished_at - receipt.queued_at))),
-            ("cost", f"{dollars(settled.cost_picousd)}"),
+            ("cost", _so_far(sum(view.costs.values()), settled=view.over)),
         ]
     elif row is not None:
         began = row.started_at if row.started_at is not None else row.queued_at
@@ -92,9 +93,14 @@ def _facts(view: EpisodeView) -> Markup:
             ("attempt", str(row.attempt)),
             ("queued", f"{day_and_clock(row.queued_at)} UTC"),
             ("since", seconds(max(0.0, view.at - began))),
+            ("cost", _so_far(sum(view.costs.values()), settled=False)),
         ]
     pairs = (element("div", element("dt", name), element("dd", value)) for name, value in facts)
     return element("dl", *pairs, class_="facts")
+
+
+def _so_far(picousd: int, *, settled: bool) -> str:
+    return dollars(picousd) if settled else f"{dollars(picousd)} so far"
 
 
 def _run(run_id: str) -> Markup:
@@ -195,7 +201,7 @@ def _phases(view: EpisodeView) -> Markup:
 
 
 def _sandboxes(view: EpisodeView) -> Markup:
-    rows = [_sandbox(row, view.at) for row in view.allocations]
+    rows = [_sandbox(row, view) for row in view.allocations]
     names = ("sandbox", "role", "state", "size", "ran", "cost", "")
     shown = (
         table(names, rows) if rows else element("p", "None yet." if view.settled is None else "None.", class_="muted")
@@ -204,18 +210,16 @@ def _sandboxes(view: EpisodeView) -> Markup:
     return element("section", heading, shown, class_="card", id="sandboxes")
 
 
-def _sandbox(row: Allocation, now: float) -> tuple[Child, ...]:
-    ran = row.running_seconds
-    if ran is None and row.created_at is not None and row.state.accrues:
-        ran = max(0.0, now - row.created_at)
+def _sandbox(row: Allocation, view: EpisodeView) -> tuple[Child, ...]:
+    cost = view.costs.get(row.allocation_id)
     known = f"{row.vcpus} vCPU, {row.memory_mb} MiB" if row.vcpus is not None else "-"
     return (
         row.sandbox_id or "never named",
         str(row.role),
         badge(str(row.state), "stuck" if row.state.stuck else "settled" if row.state.settled else "running"),
         known,
-        "-" if ran is None else seconds(ran),
-        "-" if row.cost_picousd is None else dollars(row.cost_picousd),
+        "-" if cost is None else seconds(running_ms(row, view.at) / 1000),
+        "-" if cost is None else _so_far(cost, settled=row.state.settled),
         row.detail or "",
     )
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -22,11 +22,12 @@ from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.leadership import leader
 from orchestrator.ledger import EpisodeRow
-from orchestrator.metrics import Reading, read
+from orchestrator.metrics import FarmReading, read
 from orchestrator.presence import WorkerRow
 from orchestrator.receipts import Receipts
 from orchestrator.records import Allocation, SettledReceipt
 from orchestrator.redis_address import without_password
+from orchestrator.spending import cost_so_far
 from orchestrator.transcripts import read_transcript
 from orchestrator.unresolved import Item
 from orchestrator.vocabulary import EpisodeState
@@ -54,7 +55,7 @@ class Snapshot:
     """One look. Times are unix seconds of Redis."""
 
     at: float
-    reading: Reading
+    reading: FarmReading
     workers: tuple[WorkerRow, ...]
     leader: str | None
     open_count: int
@@ -90,6 +91,8 @@ class EpisodeView:
     settled: SettledReceipt | None = None
     allocations: tuple[Allocation, ...] = ()
     transcript: tuple[Mapping[str, Any], ...] = ()
+    costs: Mapping[str, int] = field(default_factory=dict)
+    """Allocation id -> what its sandbox has cost by `at`, in pico-dollars."""
     trouble: str = ""
 
     @property
@@ -169,7 +172,9 @@ class Lookout:
             found = ledger.allocations.each(ledger.allocation_ids(episode_id))
             allocations = tuple(one for one in found if one is not None)
         transcript = tuple(read_transcript(self._farm.redis, episode_id))
-        return EpisodeView(episode_id, now, row, settled, allocations, transcript)
+        costs = {one.allocation_id: cost_so_far(ledger.allocations, one, now) for one in allocations}
+        known = {name: cost for name, cost in costs.items() if cost is not None}
+        return EpisodeView(episode_id, now, row, settled, allocations, transcript, known)
 
     def _look(self) -> Snapshot:
         farm = self._farm
@@ -204,7 +209,7 @@ class Lookout:
                 self._history.renew(settled)
         return self._history.newest
 
-    def _stuck(self, reading: Reading) -> tuple[Allocation, ...]:
+    def _stuck(self, reading: FarmReading) -> tuple[Allocation, ...]:
         if not any(row.state.stuck for row in reading.running):
             return ()  # the common case: nothing that takes long with a thousand sandboxes
         return tuple(row for row in self._farm.ledger.allocations.unsettled() if row.state.stuck)

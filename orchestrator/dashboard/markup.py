@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-from orchestrator.spelling import spell_out
+from orchestrator.escaping import escape_control
 
 _VOID = frozenset({"br", "path", "rect", "line", "circle", "polyline"})
 _LINE_CHARACTERS = 400
@@ -30,7 +30,7 @@ NOTHING = Markup("")
 
 def text(value: str, *, limit: int = _LINE_CHARACTERS) -> Markup:
     """`value` as HTML: cut in its middle to `limit` characters, spelled out, escaped."""
-    return Markup(html.escape(spell_out(cut(value, limit)), quote=True))
+    return Markup(html.escape(escape_control(cut(value, limit)), quote=True))
 
 
 def cut(value: str, limit: int) -> str:

@@ -261,10 +261,10 @@ def _ended(one: Ended) -> tuple[Child, ...]:
         link(one.episode_id, episode=one.episode_id),
         one.task_id,
         one.run_id,
-        joined((badge(str(one.outcome), outcome_class(one.outcome)), "" if one.settled else " not settled")),
+        badge(str(one.outcome), outcome_class(one.outcome)),
         reward,
         seconds(max(0.0, one.finished_at - one.queued_at)),
-        dollars(one.cost_picousd),
+        dollars(one.cost_picousd) if one.settled else "not settled",
         clock(one.queued_at),
         clock(one.finished_at),
     )

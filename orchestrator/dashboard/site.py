@@ -21,6 +21,7 @@ from orchestrator.deadline import Deadline
 from orchestrator.farm import Farm
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.redis_address import without_password
+from orchestrator.runs import count_open
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def run_json(farm: Farm, run_id: str) -> dict[str, Any] | None:
     if not is_id(run_id):
         return None
     receipts = Receipts(farm.redis, farm.ledger.allocations)
-    counts = farm.ledger.count_run(run_id)
+    counts = count_open(farm.redis, run_id)
     if not counts and not receipts.knows_run(run_id):
         return None
     newest = list(receipts.select(ReceiptFilter(run_id=run_id), limit=_NEWEST))

@@ -1,7 +1,8 @@
 -- Grants an episode the leave to hold one running sandbox: first come, first served; reservations before others.
 -- With the permit goes a reservation of the most that its sandboxes can cost, in its run's budget and the farm's.
--- Needs: limits.
--- Needs: money.
+-- On the way it raises a lowered limit that has stood long enough and wakes a creator for it, drops waiters and
+-- reservations that are over, and notes since when the episode is short of money.
+-- Needs: limits. Needs: money.
 -- KEYS: 1 permits, 2 waiters, 3 waiters seen, 4 limits, 5 reservations, 6 slots, 7 wake list of this episode,
 --       8 episode row, 9 whose turn it is to reserve, 10 places at the provider, 11 line of creators, 12 when they ask,
 --       13 the farm's budget, 14 sizes of templates
@@ -40,6 +41,7 @@ if episode[4] then
     if not episode[6] then redis.call('HSET', KEYS[8], 'unfunded_at', now) end
     return now - (episode[6] or now) > tonumber(ARGV[10]) and code or 2
   end
+  if episode[6] then redis.call('HDEL', KEYS[8], 'unfunded_at') end
 end
 
 local limits = read_hash(KEYS[4])
@@ -60,7 +62,6 @@ if not mine and paused_until(limits, now) > now + HOLD_MS then free = 0 end
 local function grant()
   redis.call('ZADD', KEYS[1], mine and -mine.total or now, ARGV[1])
   if run then
-    if episode[6] then redis.call('HDEL', KEYS[8], 'unfunded_at') end
     redis.call('HSET', KEYS[8], 'reserved_policy', string.format('%.0f', policy),
                'reserved_verifier', string.format('%.0f', verifier), 'size', size,
                'rates', ARGV[7] .. ':' .. ARGV[8])

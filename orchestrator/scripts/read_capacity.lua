@@ -1,4 +1,4 @@
--- Reads how many episodes could be admitted now. Needs: limits.
+-- Reads how many episodes could be admitted now; drops reservations that are over. Needs: limits.
 -- KEYS: 1 permits, 2 limits, 3 reservations, 4 slots
 -- ARGV: 1 default concurrency limit
 -- Returns: {live slots, concurrency limit in force, permits held, reserved}

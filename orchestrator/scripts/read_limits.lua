@@ -1,7 +1,7 @@
--- Reads what the limiter knows, in one look. Needs: limits.
+-- Reads what the limiter knows, in one look; drops reservations that are over. Needs: limits.
 -- KEYS: 1 limits, 2 permits, 3 waiters, 4 reservations, 5 line of creators, 6 places at the provider, 7 counters
 -- ARGV: 1 default concurrency limit, 2 default creation rate
--- Returns: a JSON object (limiter.py, `Reading`)
+-- Returns: a JSON object (limiter.py, `LimiterReading`)
 local now = now_ms()
 local limits = read_hash(KEYS[1])
 local concurrency, configured = allowed_concurrency(limits, ARGV[1])
@@ -19,7 +19,7 @@ return cjson.encode({
   rate_effective = allowed_rate(limits, ARGV[2], now),
   rate_set_live = limits.rate ~= nil,
   refused_rate = tonumber(limits.refused_rate or '0'),
-  cooldown_seconds = math.max(0, tonumber(limits.cooldown_until or '0') - now) / 1000,
+  cooldown_seconds = math.max(0, paused_until(limits, now) - now) / 1000,
   verifiers_waiting_to_create = redis.call('ZCOUNT', KEYS[5], '-inf', '(' .. string.format('%.0f', 2 * CLASS)),
   policies_waiting_to_create = redis.call('ZCOUNT', KEYS[5], string.format('%.0f', 2 * CLASS), '+inf'),
   creations = tonumber(counters[1] or '0'),

@@ -1,5 +1,7 @@
 -- Lets one creation through, or says when to ask again. A line in order of class, then arrival: episodes that hold
--- their place at the provider already (verifiers), verifiers that lost it to a refusal, policies. Needs: limits.
+-- their place at the provider already (verifiers), verifiers that lost it to a refusal, policies. On the way it drops
+-- the dead from the line, raises a lowered limit that has stood long enough, and lets the coming back of a lowered rate
+-- stand still for as long as nobody created. Needs: limits.
 -- KEYS: 1 limits, 2 line, 3 when each in line asks again, 4 places at the provider, 5 counters, 6 episode row,
 --       7 this creation's leave, 8 its wake list, 9 permits
 -- ARGV: 1 creation id, 2 episode id, 3 class (0 settles a creation of an episode that may be over, 1 verifier,

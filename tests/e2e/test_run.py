@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from deploy.embedded import LocalSandboxes
 from deploy.exit_codes import ExitCode
-from deploy.rollouts import run_scripted
-from orchestrator.errors import ReceiptOverdue
 from orchestrator.keys import Keys
-from orchestrator.pool import Pool
-from orchestrator.records import SettledReceipt
 from tests.e2e.commands import User, user
 from tests.support.farm import weekly_sales
 from tests.support.waiting import wait_until
@@ -117,32 +111,6 @@ def test_a_second_ctrl_c_does_not_wait_for_what_runs(someone: User) -> None:
         process.interrupt_group()
     assert process.wait(20) == ExitCode.INTERRUPTED, process.stderr
     assert "Traceback" not in process.stderr
-
-
-def test_a_receipt_that_came_between_two_looks_is_not_lost() -> None:
-    """The receipt is written after the wait has timed out and before what is left is counted."""
-
-    class Slow:
-        """A pool that is quiet for one wait; the episode ends right then."""
-
-        run_id = "run-x"
-        waits = 0
-
-        def submit(self, task: object, **options: object) -> SimpleNamespace:
-            return SimpleNamespace(episode_id="e-1", receipt=lambda: object())
-
-        def as_completed(self, episodes: list[SimpleNamespace], *, timeout_seconds: float) -> Iterator[Any]:
-            self.waits += 1
-            if self.waits == 1:
-                raise ReceiptOverdue
-            yield from (SimpleNamespace(receipt=SimpleNamespace(episode_id=row.episode_id)) for row in episodes)
-
-    checks: list[int] = []
-    got: list[SettledReceipt] = list(
-        run_scripted(cast(Pool, Slow()), [weekly_sales()], episodes=1, script="buggy", check=lambda: checks.append(1))
-    )
-    assert [row.receipt.episode_id for row in got] == ["e-1"]
-    assert checks == [1]
 
 
 def test_a_wrong_key_is_one_line_with_its_code(someone: User, tmp_path: Path) -> None:

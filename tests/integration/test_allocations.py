@@ -171,7 +171,7 @@ def test_money_is_exact_and_moves_once_with_the_settlement(farm: Farm, redis: Re
     for _ in range(25):
         spec, lease = leased(farm)
         for role in Role:
-            row = intended(farm, spec, lease, role)
+            row = intended(farm, spec, lease, role, longest_seconds=86_400)
             ms, vcpus, memory = dice.randrange(86_400_001), dice.randint(1, 64), dice.choice([128, 481, 512, 65_536])
             farm.ledger.allocations.created(row, "sbx1", lease.token, creating_ms=1)
             row = farm.ledger.allocations.sized(row, vcpus=vcpus, memory_mb=memory).row

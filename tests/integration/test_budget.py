@@ -20,6 +20,7 @@ from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
 from orchestrator.spending import Spending, burn_picousd_per_hour
 from orchestrator.vocabulary import Outcome, Role
+from tests.support.clocked import Clocked
 from tests.support.reconcilers import LEASE_SECONDS
 from tests.support.scene import LaterLedger, Scene
 from tests.support.truth import a_receipt, a_spec, admit, farm_settings, intended, leased, opened_farm, stored
@@ -153,6 +154,24 @@ def test_money_that_never_comes_back_is_waited_for_only_so_long(farm: Farm, redi
     assert farm.limiter.ask(name, reservation_id=None, patience_seconds=0) in (Answer.STEP_BACK, Answer.RUN_BUDGET)
     redis.hincrby(Keys.episode(name), "unfunded_at", -901_000)
     assert ask(farm, late[0]) is Answer.RUN_BUDGET
+    end(farm, first, late)
+
+
+def test_the_time_in_line_for_a_permit_is_no_time_without_money(farm: Farm) -> None:
+    clock = Clocked(farm.redis, concurrency_limit=1)
+    limit(farm, WORST)
+    first, late = leased(farm), leased(farm)
+    assert clock.limiter.ask(first[0].episode_id, reservation_id=None) is Answer.GRANTED
+    name = late[0].episode_id
+    assert clock.limiter.ask(name, reservation_id=None) is Answer.STEP_BACK
+    limit(farm, 2 * WORST)
+    clock.pass_seconds(1)
+    assert clock.limiter.ask(name, reservation_id=None) is Answer.WAIT
+    clock.pass_seconds(901)
+    limit(farm, WORST)
+    assert clock.limiter.ask(name, reservation_id=None) is Answer.STEP_BACK, "short of money since now"
+    clock.pass_seconds(901)
+    assert clock.limiter.ask(name, reservation_id=None) is Answer.RUN_BUDGET
     end(farm, first, late)
 
 
@@ -315,7 +334,7 @@ def test_free_sandboxes_need_no_budget(redis_url: str) -> None:
         end(farm, episode)
 
 
-@pytest.mark.parametrize("amount", ["", "much", "-1", "nan", "inf", "1e9", "1000001"])
+@pytest.mark.parametrize("amount", ["", "much", "-1", "nan", "inf", "1e9", "1000001", "1e-13", "9e-13"])
 def test_an_amount_that_is_none_is_refused_and_changes_nothing(farm: Farm, amount: str) -> None:
     limit(farm, 5)
     with pytest.raises(SettingsError, match="US dollars"):

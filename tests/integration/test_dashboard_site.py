@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,16 +13,20 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi.responses import PlainTextResponse
+from redis import Redis
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deploy.embedded import EmbeddedRedis
 from deploy.web_server import serving
+from orchestrator.allocations import RECONCILER_TOKEN
 from orchestrator.connection import client
+from orchestrator.dashboard.episode import episode_page
 from orchestrator.dashboard.lookout import AWAY, Lookout
 from orchestrator.dashboard.panes import PANES, Asked, changed
 from orchestrator.dashboard.site import add_dashboard
 from orchestrator.farm import Farm, open_farm
+from orchestrator.keys import Keys
 from orchestrator.transcripts import Transcript
 from orchestrator.vocabulary import Outcome, Role
 from orchestrator.web import create_app
@@ -333,6 +338,19 @@ def test_a_late_settlement_reaches_the_table(farm: Farm) -> None:
     assert second is not None
     assert [(one.settled, one.cost_picousd > 0) for one in first.ended] == [(False, False)]
     assert [(one.settled, one.cost_picousd > 0) for one in second.ended] == [(True, True)]
+
+
+def test_a_sandbox_that_is_not_settled_shows_what_it_has_cost_so_far(farm: Farm, redis: Redis) -> None:
+    row, _ = ended_unresolved(farm)
+    redis.hincrby(Keys.allocation(row.allocation_id), "created_at", -100_000)
+    view = Lookout(farm).find(row.episode_id)
+    assert 100 * 30_250_000 <= view.costs[row.allocation_id] <= 160 * 30_250_000
+    assert re.search(r"cost</dt><dd>\$0\.00[34]\d+ so far<", episode_page(view))
+    assert len(re.findall(r"\$0\.00[34]\d+ so far", episode_page(view))) == 2, "and beside the sandbox"
+    farm.ledger.allocations.absent(row, RECONCILER_TOKEN, running_ms=100_000)
+    settled = Lookout(farm).find(row.episode_id)
+    assert settled.costs == {row.allocation_id: 100 * 30_250_000}
+    assert "so far" not in episode_page(settled)
 
 
 def test_many_pages_cost_one_look_and_nobody_waits_for_it(farm: Farm) -> None:

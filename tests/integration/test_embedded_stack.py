@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -143,3 +144,39 @@ def test_the_stack_dies_with_a_killed_parent(tmp_path: Path) -> None:
     with Stack(given) as stack:
         assert running_stack(given) == stack.settings
     assert {path.name for path in given.state_dir.iterdir()} == {"redis", "sandboxes.log"}
+
+
+def test_what_a_killed_temporary_stack_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    program = """
+        import time
+        from deploy.embedded import Stack
+        from orchestrator.settings import Settings
+        stack = Stack(Settings(), temporary=True)
+        stack.start()
+        print(stack.settings.state_dir, flush=True)
+        time.sleep(600)
+    """
+    home = tmp_path / "tmp"
+    (home / "farm-of-somebody").mkdir(parents=True)
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    environment = {**os.environ, "TMPDIR": str(home)}
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) for _ in range(2)
+    ]
+    try:
+        first, second = started
+        killed, living = (Path(process.stdout.readline().strip()) for process in (first, second) if process.stdout)
+        first.kill()
+        first.wait()
+        assert killed.is_dir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(home))
+            with Stack(Settings(), temporary=True):
+                pass
+        assert not killed.exists()
+        assert living.is_dir()
+        assert (home / "farm-of-somebody").is_dir()
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()

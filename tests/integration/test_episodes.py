@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from itertools import groupby
 
 import pytest
@@ -17,6 +18,7 @@ from orchestrator.errors import (
     EpisodeClosed,
     FarmError,
     InfrastructureLost,
+    ReceiptOverdue,
     RedisUnavailable,
 )
 from orchestrator.finished import Finished
@@ -24,7 +26,7 @@ from orchestrator.keys import Keys
 from orchestrator.mailbox import Action, Mailbox, Result
 from orchestrator.pool import Pool
 from orchestrator.records import Script
-from orchestrator.settings import Settings
+from orchestrator.settings import Budgets, Settings
 from orchestrator.vocabulary import EpisodeState, Outcome
 from tests.support.truth import TASK, TinySlot, a_receipt, farm_settings, leased, opened_farm
 from tests.support.waiting import wait_until
@@ -256,7 +258,9 @@ class BreakingMailbox(Mailbox):
 def test_after_a_failed_call_no_answer_is_read_as_anothers(pool: Pool, slot: TinySlot) -> None:
     spec = pool.submit(TASK).spec
     mailbox = BreakingMailbox(pool.redis, spec.episode_id)
-    episode = Episode(spec, mailbox, pool.ledger, Finished(pool.redis, spec.run_id), slot.farm.queue)
+    episode = Episode(
+        spec, mailbox, pool.ledger, Finished(pool.redis, spec.run_id), slot.farm.queue, lease_lost_seconds=12
+    )
     assert episode.terminal("first") == "ran first"
     mailbox.breaks = True
     with pytest.raises(RedisUnavailable):
@@ -325,3 +329,55 @@ def test_a_command_that_is_no_text_is_a_clear_error(pool: Pool, slot: TinySlot) 
     with pytest.raises(FarmError, match="UTF-8"):
         episode.terminal("\ud800")
     episode.close()
+
+
+@pytest.fixture
+def deserted(pool: Pool) -> Iterator[Episode]:
+    """An episode whose slot took it and died, on a farm without an orchestrator; closing it may take 0.3 s."""
+    budgets = Budgets(message_seconds=0.1, cleanup_seconds=0.05)
+    spec = pool.submit(TASK).spec.model_copy(update={"budgets": budgets})
+    lease = pool.ledger.take(spec.episode_id, 1, "owner-dead", lease_seconds=30)
+    assert lease is not None
+    mailbox = Mailbox(pool.redis, spec.episode_id)
+    mailbox.finish(0, lease.token, Result(text="ready"))
+    queue = pool._queue
+    yield Episode(spec, mailbox, pool.ledger, Finished(pool.redis, spec.run_id), queue, lease_lost_seconds=0.05)
+    pool.ledger.commit(a_receipt(spec, Outcome.WORKER_LOST), lease.token)
+
+
+OVERDUE = r"has no receipt after 0.3 s.*worker.*orchestrator.*rollout-farm status"
+
+
+def test_closing_an_episode_that_nobody_can_end_is_bounded(deserted: Episode) -> None:
+    for close in (deserted.close, deserted.close, deserted.wait):
+        with pytest.raises(ReceiptOverdue, match=OVERDUE):
+            close()
+
+
+def test_a_call_on_its_way_ends_when_the_closing_is_overdue(deserted: Episode) -> None:
+    """Or a thread that drives it would be waited for without end."""
+    failures: list[BaseException] = []
+
+    def drive() -> None:
+        try:
+            deserted.terminal("ls")
+        except BaseException as error:  # noqa: BLE001 - handed to the test's thread
+            failures.append(error)
+
+    thread = threading.Thread(target=drive, daemon=True)
+    thread.start()
+    wait_until(lambda: deserted._acting.locked(), description="the call is on its way")
+    deserted.cancel()
+    thread.join(10)
+    [failure] = failures
+    assert isinstance(failure, ReceiptOverdue)
+
+
+def test_an_error_in_the_block_is_not_hidden_by_a_close_that_fails(
+    deserted: Episode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ZeroDivisionError), deserted:
+        1 / 0  # noqa: B018
+    assert "not closed" in caplog.text
+    with pytest.raises(ReceiptOverdue, match=OVERDUE), deserted:
+        pass

@@ -167,7 +167,7 @@ def test_other_calls_pause_creations_and_leave_the_rate(redis: Redis) -> None:
     farm.let_through(3)
     assert farm.limiter.note(RateLimited("delete: slow down", 2)) == 2
     reading = farm.limiter.read()
-    assert (reading.rate_limited, reading.rate_effective, reading.refused_rate) == (1, 10, 0)
+    assert (reading.rate_limited, reading.rate_effective, reading.refused_rate) == (0, 10, 0)
     assert farm.ask(farm.new()).state == "wait"
 
 
@@ -214,6 +214,16 @@ def test_a_pause_of_an_hour_is_believed_for_ten_minutes(redis: Redis) -> None:
     farm = Clocked(redis)
     [refused] = farm.let_through()
     assert farm.refuse_rate(refused, 3600) == 600
+
+
+def test_the_pause_that_is_shown_is_the_one_in_force_also_after_the_clock_stepped_back(redis: Redis) -> None:
+    farm = Clocked(redis, creation_rate=10)
+    [refused] = farm.let_through()
+    assert farm.refuse_rate(refused, 60) == 60
+    farm.pass_seconds(-3600)
+    assert farm.limiter.read().cooldown_seconds == 600, "the longest pause that anybody waits for"
+    farm.pass_seconds(3661)
+    assert farm.limiter.read().cooldown_seconds == 0
 
 
 def test_a_clock_that_steps_back_stops_nobody(redis: Redis) -> None:

@@ -172,6 +172,7 @@ def test_what_goes_on_now_is_seen(redis_url: str) -> None:
         queued = a_spec()
         farm.ledger.open(queued)
         farm.queue.enqueue(queued)
+        farm.queue.named("another").enqueue(a_spec())
         running, lease = leased(farm)
         admit(farm, running.episode_id)
         policy, verifier = (intended(farm, running, lease, role) for role in Role)
@@ -180,6 +181,7 @@ def test_what_goes_on_now_is_seen(redis_url: str) -> None:
         farm.ledger.allocations.unknown(verifier, lease.token, "its answer was lost")
         found = series(scrape(farm))
     assert value(found, "farm_queue_episodes", queue="episodes") == 1
+    assert value(found, "farm_queue_episodes", queue="another") == 1, "its settings do not name that one"
     assert (value(found, "farm_slots", state="busy"), value(found, "farm_slots", state="idle")) == (1, 3)
     assert value(found, "farm_workers") == 1
     assert value(found, "farm_sandboxes", role="policy", state="created") == 1

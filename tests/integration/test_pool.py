@@ -6,9 +6,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis import Redis
@@ -17,7 +18,16 @@ from redis.retry import Retry
 
 from deploy.embedded import EmbeddedRedis
 from orchestrator.episodes import Episode
-from orchestrator.errors import CapacityError, EpisodeAborted, FarmError, ReceiptOverdue, RedisUnavailable
+from orchestrator.errors import (
+    CapacityError,
+    CommandRefused,
+    EpisodeAborted,
+    FarmError,
+    NeverFits,
+    PlacesTaken,
+    ReceiptOverdue,
+    RedisUnavailable,
+)
 from orchestrator.farm import open_farm
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool
@@ -124,6 +134,24 @@ def test_when_nothing_ends_as_completed_says_so_in_time(pool: Pool) -> None:
     episode.close()
 
 
+def test_whoever_waits_may_look_after_the_farm_and_give_up(pool: Pool) -> None:
+    def check() -> None:
+        raise LookupError("the farm's worker has ended")
+
+    episode = pool.submit(TASK, policy=SCRIPT)
+    with pytest.raises(LookupError):
+        list(pool.as_completed(timeout_seconds=0.2, check=check))
+    episode.close()
+
+
+def test_who_is_unknown_is_found_among_any_number(pool: Pool, slot: TinySlot) -> None:
+    ended, last = (pool.submit(TASK, policy=SCRIPT) for _ in range(2))
+    pool.receipts([ended, last])
+    names = [ended.episode_id, *(f"e-{number}" for number in range(1500)), last.episode_id]
+    assert pool.ledger.unknown(names) == names[1:-1]
+    assert pool.ledger.unknown([]) == []
+
+
 def test_two_trainers_on_one_farm_see_their_own_runs(pool: Pool, slot: TinySlot, settings: Settings) -> None:
     with Pool(settings) as other:
         theirs = other.submit(TASK, policy=SCRIPT)
@@ -159,19 +187,49 @@ def test_a_batch_of_nothing_is_refused(pool: Pool, count: int) -> None:
         pool.reserve(count)
 
 
-@pytest.mark.parametrize("count", [1.5, "3", None])
+@pytest.mark.parametrize("count", [1.5, "3", None, True])
 def test_a_batch_is_a_whole_number(pool: Pool, count: Any) -> None:
     with pytest.raises(CapacityError, match=f"whole number of episodes, got {count!r}"):
         pool.reserve(count)
+
+
+@pytest.mark.parametrize("seconds", ["x", float("nan"), [1], True])
+def test_a_time_that_is_none_is_refused_before_anything_is_waited_for(pool: Pool, seconds: Any) -> None:
+    episode = pool.submit(TASK)
+    calls: list[Callable[[], object]] = [
+        lambda: pool.reserve(1, wait_seconds=seconds),
+        lambda: next(pool.as_completed(timeout_seconds=seconds)),
+        lambda: pool.cancel(wait_seconds=seconds),
+        lambda: episode.wait(timeout_seconds=seconds),
+    ]
+    for call in calls:
+        with pytest.raises(FarmError, match=r"_seconds is a number of seconds.* got .*: give a float"):
+            call()
+    assert episode.receipt() is None
+    episode.close()
+
+
+def test_what_is_of_another_kind_is_refused_with_what_to_give(pool: Pool) -> None:
+    wrong: dict[str, Any] = {"episode_id": ["e-1"], "reservation": "reservation-1", "budgets": {"command_seconds": 1}}
+    for name, value in wrong.items():
+        with pytest.raises(FarmError, match=f"{name} takes a .*, got .*: give "):
+            pool.submit(TASK, **{name: value})
+    episode = pool.submit(TASK)
+    for call in (pool.receipts, lambda one: next(pool.as_completed(one))):
+        with pytest.raises(FarmError, match="got Episode: give a list of episodes"):
+            call(cast(Any, episode))
+    with pytest.raises(CommandRefused, match="has to be text, got 5"):
+        episode.terminal(cast(Any, 5))
+    episode.close()
 
 
 def test_a_batch_that_could_never_fit_is_refused_without_waiting(pool: Pool, redis_url: str) -> None:
     with opened_farm(redis_url, concurrency_limit=4) as farm:
         beat_slots(farm, 2)
     began = time.monotonic()
-    with pytest.raises(CapacityError, match="add 1 worker"):
+    with pytest.raises(NeverFits, match="add 1 worker"):
         pool.reserve(4, wait_seconds=30)
-    with pytest.raises(CapacityError, match="FARM_CONCURRENCY_LIMIT to 5"):
+    with pytest.raises(NeverFits, match="FARM_CONCURRENCY_LIMIT to 5"):
         pool.reserve(5, wait_seconds=30)
     assert time.monotonic() - began < 2
 
@@ -180,7 +238,7 @@ def test_a_batch_that_does_not_fit_now_is_waited_for_and_then_refused(pool: Pool
     with opened_farm(redis_url, concurrency_limit=4) as farm:
         beat_slots(farm, 4)
         held = pool.reserve(3)
-        with pytest.raises(CapacityError, match="1 free now"):
+        with pytest.raises(PlacesTaken, match="1 free now"):
             pool.reserve(2, wait_seconds=0.15)
         threading.Timer(0.1, held.release).start()
         with pool.reserve(2, wait_seconds=10):

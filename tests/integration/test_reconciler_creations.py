@@ -134,17 +134,27 @@ def test_a_provider_that_is_away_frees_nothing_and_holds_nothing_for_ever(scene:
     assert scene.permits == 0
 
 
-def test_an_unknown_creation_is_priced_from_when_the_provider_says_it_started(scene: Scene, redis: Redis) -> None:
+@pytest.mark.parametrize("refused_first", [False, True], ids=["deleted at once", "deletion refused at first"])
+def test_an_unknown_creation_is_priced_from_when_the_provider_says_it_started(
+    scene: Scene, redis: Redis, refused_first: bool
+) -> None:
     spec, lease = leased(scene.farm)
     row = intended(scene.farm, spec, lease)
-    now = scene.farm.ledger.now()
-    redis.hset(Keys.allocation(row.allocation_id), "intended_at", int((now - 100) * 1000))
-    scene.provider.started_at = now - 60
+    redis.hset(Keys.allocation(row.allocation_id), "intended_at", int((scene.farm.ledger.now() - 100) * 1000))
+    scene.provider.started_at = scene.ledger.now() - 60
     scene.provider.lose_create_answers = 1
     with pytest.raises(OutcomeUnknown):
         scene.provider.create(a_request(spec))
+    [sandbox_id] = scene.provider.running
+    if refused_first:
+        scene.provider.undeletable.add(sandbox_id)
     scene.kill(spec)
     scene.round()
+    if refused_first:
+        assert scene.state(spec) is AllocationState.UNRESOLVED, "its longest life counts from here"
+        scene.provider.undeletable.clear()
+        scene.round()
+    assert scene.state(spec) is AllocationState.ABSENT
     running = stored(scene.farm, row.allocation_id).running_seconds
     assert running == pytest.approx(60 + LEASE_SECONDS, abs=2)
 
@@ -207,7 +217,7 @@ def test_a_429_to_a_deletion_is_told_to_the_limiter_and_waited_out(scene: Scene)
         assert len(scene.round().unresolved) == 2
     assert len(scene.provider.deleted) == 1
     reading = scene.farm.limiter.read()
-    assert reading.rate_limited == 1
+    assert reading.rate_limited == 0, "no creation was answered so"
     assert 20 < reading.cooldown_seconds <= 25
     scene.provider.refuse_deletes = None
     scene.pass_time(26)

@@ -107,7 +107,7 @@ def test_an_undeletable_sandbox_keeps_its_permit_and_is_settled_later(scene: Sce
 
 
 @pytest.mark.parametrize(
-    ("role", "lifetime"), [(Role.POLICY, 600), (Role.VERIFIER, 300)], ids=["extended policy", "verifier"]
+    ("role", "lifetime"), [(Role.POLICY, 611), (Role.VERIFIER, 120)], ids=["extended policy", "verifier"]
 )
 def test_an_undeletable_sandbox_frees_its_permit_when_its_longest_life_is_over(
     scene: Scene, redis: Redis, role: Role, lifetime: int

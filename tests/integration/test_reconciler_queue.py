@@ -167,10 +167,9 @@ def test_a_cancelled_episode_ends_cancelled_whoever_finishes_it(scene: Scene) ->
 
 def test_a_first_round_after_watching_judges_at_once(scene: Scene) -> None:
     """As `rollout-farm reconcile` does: it looks on for one lease time, then acts once."""
-    lease_seconds = 0.3
     lost, _, _ = scene.started()
     scene.kill(lost)
-    reconciler = scene.watcher("by-hand", lease_seconds=lease_seconds)
+    reconciler = scene.watcher("by-hand", sleep=scene.hang)
     assert reconciler.run_once() == Report()
-    reconciler.watch(lease_seconds)
+    reconciler.watch(LEASE_SECONDS)
     assert reconciler.run_once().finished == [lost.episode_id]

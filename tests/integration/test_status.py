@@ -39,7 +39,7 @@ def test_everything_is_counted_from_the_rows(farm: Farm) -> None:
     beat_slots(farm, 4)
     queued = a_spec()
     farm.ledger.open(queued)
-    farm.queue.enqueue(queued)
+    farm.queue.named("another").enqueue(queued)
     done, done_lease = leased(farm)
     farm.ledger.commit(a_receipt(done, Outcome.SOLVED), done_lease.token)
     running, lease = leased(farm)

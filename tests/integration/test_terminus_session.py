@@ -160,6 +160,18 @@ def test_a_third_session_is_told_that_the_server_is_full(url: str, provider: Fak
     sessions[1].close()
 
 
+def test_a_session_made_over_http_keeps_its_place_until_it_was_not_used_for_long(provider: FakeProvider) -> None:
+    """OpenEnv looks for such ones every five seconds at most."""
+    body = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
+    with serving(provider, BUDGETS, max_sessions=1, unattached_seconds=0.5) as url:
+        made = httpx.post(f"{url}/mcp", json=body).json()
+        assert made["result"]["session_id"]
+        assert "error" in httpx.post(f"{url}/mcp", json=body).json(), "the one place is taken"
+        wait_until(
+            lambda: "result" in httpx.post(f"{url}/mcp", json=body).json(), description="its place is free", seconds=15
+        )
+
+
 def test_closing_deletes_the_sandbox_once_and_may_be_repeated(session: TerminusSession, provider: FakeProvider) -> None:
     session.reset(REQUEST)
     session.close()

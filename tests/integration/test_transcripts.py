@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from redis import Redis
+from redis.exceptions import RedisError
 
 from orchestrator.dashboard.episode import episode_page
 from orchestrator.dashboard.lookout import Lookout
@@ -36,6 +38,21 @@ def test_past_its_cap_it_says_so_once_and_keeps_no_more(redis: Redis) -> None:
     assert [entry["role"] for entry in entries] == ["observation", "observation", "notice"]
     kept = sum(len(entry) for entry in redis.lrange(Keys.transcript("e-1"), 0, -1))
     assert kept <= 1000 + len('{"role": "notice", "text": "transcript cut at its cap"}')
+
+
+def test_a_flush_that_fails_half_way_leaves_no_key_without_its_time_to_live(redis: Redis) -> None:
+    """A user without EXPIRE stands for a connection that breaks between the two commands."""
+    redis.acl_setuser("half", enabled=True, nopass=True, keys="*", commands=["+@all", "-expire"])
+    options = redis.connection_pool.connection_kwargs
+    try:
+        with Redis(unix_socket_path=options["path"], username="half", password="-", db=options["db"]) as half:
+            transcript = Transcript(half, "e-1", limit_bytes=10_000, retention_seconds=100)
+            transcript.add("terminal", "ls")
+            with pytest.raises(RedisError, match=r"(?i)permission"):
+                transcript.flush()
+        assert not redis.exists(Keys.transcript("e-1"))
+    finally:
+        redis.acl_deluser("half")
 
 
 def test_a_cap_of_zero_keeps_nothing(redis: Redis) -> None:

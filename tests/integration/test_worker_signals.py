@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
+from redis import Redis
+from rq import Queue
+from rq.exceptions import StopRequested
+from rq.worker import WorkerStatus
 
 from orchestrator.pool import Pool
 from orchestrator.vocabulary import Outcome
 from tests.support.farm import Field, Ground, candidate, open_field, repaired, script, weekly_sales
 from tests.support.waiting import wait_until
+from workers.slot import SlotWorker
 
 pytest_plugins = ["tests.support.farm"]
 
@@ -19,6 +25,25 @@ pytest_plugins = ["tests.support.farm"]
 def pool(field: Field) -> Iterator[Pool]:
     with Pool(field.settings) as opened:
         yield opened
+
+
+def test_a_stop_signal_whose_exception_was_swallowed_still_stops_an_idle_slot(redis_url: str) -> None:
+    """RQ raises in the handler; where the signal finds the slot in a log handler, that swallows whatever is raised."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with Redis.from_url(redis_url) as redis:
+        slot = SlotWorker([Queue("episodes", connection=redis)], name="w1-1", connection=redis)
+        slot.heartbeat()
+        try:
+            with suppress(StopRequested):
+                slot.request_stop(signal.SIGTERM, None)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        slot.set_state(WorkerStatus.BUSY)
+        slot.heartbeat()
+        slot.set_state(WorkerStatus.IDLE)
+        with pytest.raises(StopRequested):
+            slot.heartbeat()
 
 
 def test_sigterm_lets_running_episodes_finish_and_takes_no_new_one(field: Field, pool: Pool) -> None:

@@ -166,8 +166,17 @@ class Field(Checks):
             self.farm.ledger,
             Finished(self.farm.redis, spec.run_id),
             self.farm.queue,
+            lease_lost_seconds=self.settings.lease_lost_seconds,
         )
         return Running(episode, thread, failures)
+
+    @contextmanager
+    def at_work(self) -> Iterator[Running]:
+        """A remote episode whose sandbox is ready; it ends within the block."""
+        started = self.remote(self.spec())
+        started.episode.reset()
+        yield started
+        started.end()
 
     # real processes
 

@@ -105,11 +105,12 @@ def leased(farm: Farm, spec: EpisodeSpec | None = None, *, lease_seconds: float 
 
 
 def intended(
-    farm: Farm, spec: EpisodeSpec, lease: Lease, role: Role = Role.POLICY, *, longest_seconds: int = 86_400
+    farm: Farm, spec: EpisodeSpec, lease: Lease, role: Role = Role.POLICY, *, longest_seconds: int | None = None
 ) -> Allocation:
-    """An allocation whose intent stands in the ledger."""
+    """An allocation whose intent stands in the ledger; it can live as long as the episode's budgets allow."""
     request = a_request(spec, role)
-    farm.ledger.allocations.intend(spec.episode_id, role, request, lease.token, longest_seconds=longest_seconds)
+    longest = longest_seconds or spec.budgets.longest_seconds(role)
+    farm.ledger.allocations.intend(spec.episode_id, role, request, lease.token, longest_seconds=longest)
     return stored(farm, request.allocation_id)
 
 

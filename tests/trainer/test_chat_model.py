@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.errors import FarmError
+from orchestrator.errors import FarmError, SettingsError
 from tests.learning.policy import TinyPolicy, tiny_policy, warm_start
 from tests.learning.tasks import BUGS, LOOK, PATCHED, seen, task
 from trainer.evaluation.chat_model import ChatModel, Conversation, load_chat_model
@@ -176,18 +176,18 @@ def test_a_model_is_identified_by_its_contents_and_not_by_what_training_left_bes
 @pytest.mark.parametrize(
     ("attribute", "value", "said"),
     [
-        ("chat_template", None, "does not render tool calls"),
-        ("chat_template", "{% for m in messages %} {{ m.content }}{% endfor %}", "does not render tool calls"),
+        ("chat_template", None, "cannot show tool calls"),
+        ("chat_template", "{% for m in messages %} {{ m.content }}{% endfor %}", "cannot show tool calls"),
         ("response_template", None, "can read tool calls"),
     ],
 )
 def test_a_model_that_cannot_call_tools_is_refused(tmp_path: Path, attribute: str, value: object, said: str) -> None:
     policy = tiny_policy(0)
     setattr(policy.tokenizer, attribute, value)
-    with pytest.raises(FarmError, match=said):
+    with pytest.raises(SettingsError, match=said):
         load_chat_model(save(policy, tmp_path), device="cpu")
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FarmError, match="name a directory with a checkpoint"):
+    with pytest.raises(SettingsError, match="give the directory of a Transformers checkpoint"):
         load_chat_model(str(tmp_path), device="cpu")

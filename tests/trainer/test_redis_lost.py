@@ -10,6 +10,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from deploy.embedded import EmbeddedRedis
+from orchestrator.connection import Patience
 from orchestrator.errors import EpisodeAborted, RedisUnavailable
 from orchestrator.pool import Pool
 from orchestrator.vocabulary import Outcome
@@ -83,3 +84,45 @@ def test_what_redis_lost_is_raised_again_at_reward_time(tmp_path: Path) -> None:
                 with pytest.raises(RedisUnavailable) as raised:
                     environment.get_reward()
                 assert not isinstance(raised.value, EpisodeAborted)
+
+
+class Counted(NoBackoff):
+    """Waits between attempts that take no time, counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def compute(self, failures: int) -> float:
+        """The next wait."""
+        self.waits += 1
+        return 0.0
+
+
+def test_an_outage_is_waited_out_once_and_not_again_for_each_episode(tmp_path: Path) -> None:
+    waits = Counted()
+    with EmbeddedRedis(tmp_path / "redis") as server, ExitStack() as stack:
+        settings = farm_settings(server.url, trainer_beat_seconds=60, trainer_lost_seconds=120)
+        slots = [stack.enter_context(TinySlot(settings, f"slot-{name}")) for name in "abcd"]
+        with Pool(settings) as pool, RemoteEpisodes(pool) as episodes, episodes.batch(4):
+            made = [episodes() for _ in slots]
+            for environment in made:
+                environment.reset(task=TASK.model_dump_json())
+                assert environment.terminal("ls") == "ran ls"
+            Patience(waits).shared_by(pool.redis, pool._queue.rq.connection)
+            server.kill()
+            with pytest.raises(RedisUnavailable):
+                made[0].terminal("pwd")
+            once = waits.waits
+            assert once >= 5, "a short outage is waited out"
+            for environment in made[1:]:
+                with pytest.raises(RedisUnavailable):
+                    environment.terminal("pwd")
+        assert waits.waits == once, "neither their calls nor their ends have waited again"
+        server.start()
+        pool.capacity()
+        server.kill()
+        with pytest.raises(RedisUnavailable):
+            pool.capacity()
+        assert waits.waits >= once + 5, "the next outage is waited out again"
+        server.start()

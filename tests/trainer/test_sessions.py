@@ -21,7 +21,7 @@ from openenv.core.harness.collect import CollectRunner, RolloutSerializer  # typ
 from redis import Redis
 
 from deploy.embedded import EmbeddedRedis
-from orchestrator.errors import CapacityError, EpisodeClosed, InfrastructureLost, RedisUnavailable
+from orchestrator.errors import CapacityError, EpisodeClosed, FarmError, InfrastructureLost, RedisUnavailable
 from orchestrator.keys import Keys
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import Outcome
@@ -325,3 +325,9 @@ def test_a_task_travels_in_a_row_in_each_of_its_forms(field: Field, factory: Poo
         session.close()  # in the queue: it ends here and now
         field.check_ended(session.episode.episode_id, Outcome.CANCELLED, roles=())
     assert ids == ["weekly-sales", "another", "another", "another"]
+
+
+@pytest.mark.parametrize("changes", [{"run_id": "Bad Run"}, {"run_id": ""}, {"worker_patience_seconds": "x"}])
+def test_a_factory_that_cannot_be_is_refused_when_it_is_made(redis_url: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(FarmError, match="got"):
+        PoolSessionFactory(farm_settings(redis_url), **changes)

@@ -25,7 +25,8 @@ from tests.support.farm import Field, weekly_sales
 from tests.support.processes import Marked, children, worker_environment
 from tests.support.tiny_policy import SUBMIT, save_model, shell
 from tests.support.waiting import wait_until
-from trainer.training import TrainingPlan, checkpoint_of, load_tokenizer, train
+from trainer.evaluation.chat_template import load_tokenizer
+from trainer.training import TrainingPlan, checkpoint_of, train
 
 Start = Callable[..., Marked]
 COMMAND = [sys.executable, "-W", "ignore", "-m", "deploy.cli", "train"]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from deploy.embedded.children import require_linux
+from orchestrator.errors import SettingsError
 from workers.e2b_local.agent.http import Failure, unquote
 from workers.e2b_local.agent.loop import READ, Loop
 from workers.e2b_local.agent.multipart import Multipart
@@ -63,6 +65,18 @@ def test_a_system_that_forbids_namespaces_is_told_to_use_a_key(tmp_path: Path) -
 def test_a_python_that_cannot_run_the_agent_is_named(tmp_path: Path) -> None:
     with pytest.raises(JailUnavailable, match="install python3"):
         open_jail(tmp_path / "jail", LIMITS, python=Path("/bin/false"))
+
+
+def test_a_system_without_jails_is_told_what_to_do_instead(tmp_path: Path) -> None:
+    with pytest.raises(JailUnavailable, match=r"needs Linux, this is darwin: use an E2B key"):
+        open_jail(tmp_path / "jail", LIMITS, platform="darwin")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_embedded_server_needs_linux_and_says_what_to_do_elsewhere() -> None:
+    with pytest.raises(SettingsError, match=r"the embedded Redis needs Linux and this is win32; set REDIS_URL"):
+        require_linux("the embedded Redis", "set REDIS_URL", platform="win32")
+    require_linux("the embedded Redis", "set REDIS_URL", platform="linux")
 
 
 def test_a_failed_creation_frees_its_key() -> None:

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import tasks
+from orchestrator.provider import CommandResult
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import Outcome
-from workers.grading import CandidateRun, Grade, grade, grader_names
+from workers.grading import Grade, grade, grader_names
 
 TOTALS: dict[str, Any] = {"east": 15, "west": 7}
 EXPECTED: dict[str, Any] = {
@@ -24,9 +25,9 @@ EXPECTED: dict[str, Any] = {
 RIGHT = {name: (value if isinstance(value, str) else json.dumps(value)).encode() for name, value in EXPECTED.items()}
 
 
-def run(stdout: bytes = b"", **changes: Any) -> CandidateRun:
+def run(stdout: bytes = b"", **changes: Any) -> CommandResult:
     fields: dict[str, Any] = {"exit_code": 0, "stderr": b"", "timed_out": False, "truncated": False}
-    return CandidateRun(stdout=stdout, **fields | changes)
+    return CommandResult(stdout=stdout, **fields | changes)
 
 
 def outcome(grader: str, stdout: bytes, expected: Any = None) -> Outcome:

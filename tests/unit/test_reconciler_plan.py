@@ -46,6 +46,15 @@ def test_a_queued_row_without_a_waiting_job_is_enqueued_after_a_while(
     assert actions(replace(CALM, open=[QUEUED], suspected_since=suspected)) == expected
 
 
+@pytest.mark.parametrize(("up_for", "expected"), [(0.0, []), (11.9, []), (12.0, [Enqueue("e-queued")])])
+def test_no_job_is_taken_for_lost_until_redis_has_been_up_for_one_lease_time(
+    up_for: float, expected: list[Action]
+) -> None:
+    """Whoever popped it before the outage may be about to take its lease."""
+    view = replace(CALM, open=[QUEUED], suspected_since={QUEUED.job_id: NOW - 60}, settled_since=NOW - up_for)
+    assert actions(view) == expected
+
+
 def test_suspicion_of_another_attempt_does_not_count() -> None:
     assert actions(replace(CALM, open=[QUEUED], suspected_since={"e-queued-a2": 0.0})) == []
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import get_json_schema
 from trl.chat_template_utils import parse_response
 
 from orchestrator.errors import FarmError
 from orchestrator.tasks import Task
-from trainer.evaluation.chat_template import ChatTemplate, prepare_tokenizer
+from trainer.evaluation.chat_template import ChatTemplate, cannot_load, load_tokenizer
 from trainer.evaluation.identity import Sampling, Subject, text_digest
 from trainer.evaluation.policies import ToolCall
 from trainer.evaluation.results import Usage
@@ -156,19 +156,15 @@ def load_chat_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Subject]:
     """A model that can call tools, its tokenizer, and what identifies it.
 
-    Raises FarmError when there is no such model, or when its chat template or parser does not know tool calls.
+    Raises SettingsError when there is no such model, or when its chat template or parser does not know tool calls.
     """
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = load_tokenizer(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto" if place != "cpu" else torch.float32)
         torch.nn.Module.to(model, place)  # transformers wraps its own in a way that types do not survive
     except (OSError, ValueError, RuntimeError) as error:
-        raise FarmError(
-            f"--model {name}: cannot be loaded ({str(error).splitlines()[0]}); name a directory with a checkpoint and "
-            "its tokenizer, or a model id that this machine can reach"
-        ) from None
-    prepare_tokenizer(tokenizer, name)
+        raise cannot_load(name, error) from None
     subject = Subject(
         kind="model",
         name=name,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl.chat_template_utils import (
     add_response_schema,
     get_training_chat_template,
@@ -17,26 +17,42 @@ from trl.chat_template_utils import (
     supports_tool_calling,
 )
 
-from orchestrator.errors import FarmError
+from orchestrator.errors import FarmError, SettingsError
 
 
-def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Make the tokenizer ready to render and parse tool calls; raises FarmError, naming the model, when it cannot."""
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """A model's tokenizer, ready to render and to parse tool calls.
+
+    Raises SettingsError when there is none, or when its chat template or parser does not know tool calls.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", truncation_side="left")
+    except (OSError, ValueError, KeyError) as error:
+        raise cannot_load(name, error) from None
     if not supports_tool_calling(tokenizer):
-        raise FarmError(
-            f"--model {name}: its chat template does not render tool calls and their results; choose a model made for "
-            "tool calling, such as Qwen3"
+        raise SettingsError(
+            f"--model {name}: its chat template cannot show tool calls and their results; choose a model made for "
+            "tool calling, such as Qwen3, or give its tokenizer such a chat_template"
         )
     if getattr(tokenizer, "response_template", None) is None and getattr(tokenizer, "response_schema", None) is None:
         try:
             add_response_schema(tokenizer)
         except ValueError:
-            raise FarmError(
+            raise SettingsError(
                 f"--model {name}: nothing here can read tool calls from its answers; choose a model whose chat "
                 "template TRL knows, or save a response_template with its tokenizer"
             ) from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    return cast("PreTrainedTokenizerBase", tokenizer)
+
+
+def cannot_load(name: str, error: Exception) -> SettingsError:
+    """What to say of a model that cannot be read."""
+    return SettingsError(
+        f"--model {name}: cannot be loaded ({str(error).splitlines()[0]}); give the directory of a Transformers "
+        "checkpoint with its tokenizer, or a model id that can be downloaded"
+    )
 
 
 class ChatTemplate:

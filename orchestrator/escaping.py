@@ -15,7 +15,7 @@ _STEERING = re.compile(
 )
 
 
-def spell_out(text: str) -> str:
+def escape_control(text: str) -> str:
     """`text` with everything that steers a display shown as its code, such as \\x1b."""
     return _STEERING.sub(_code, text)
 

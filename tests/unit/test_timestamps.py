@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.moments import parse_moment, show_moment
+from deploy.timestamps import parse_moment, show_moment
 from orchestrator.errors import SettingsError
 
 NOW = 1_800_000_000.0

@@ -1,0 +1,154 @@
+"""Batches of RemoteEpisodes that find no room, and what is ended of them; over slots without sandboxes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from orchestrator.episodes import Episode
+from orchestrator.errors import EpisodeAborted, FarmError, LeaseLost, NeverFits, PlacesTaken
+from orchestrator.farm import Farm
+from orchestrator.keys import Keys
+from orchestrator.pool import Pool, Reservation
+from orchestrator.settings import Settings
+from orchestrator.vocabulary import Outcome
+from tests.support.truth import TASK, TinySlot, beat_slots, farm_of, farm_settings
+from tests.support.waiting import wait_until
+from trainer.environment import OnAbort, RemoteEpisode, RemoteEpisodes
+
+ROW = TASK.model_dump_json()
+
+
+@pytest.fixture
+def settings(redis_url: str) -> Settings:
+    return farm_settings(redis_url)
+
+
+@pytest.fixture
+def farm(settings: Settings) -> Iterator[Farm]:
+    with farm_of(settings) as farm:
+        yield farm
+
+
+class AskedPool(Pool):
+    """Notes how long it is asked to wait for places."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.asked: list[float] = []
+
+    def reserve(self, count: int, *, wait_seconds: float = 0.0) -> Reservation:
+        """Reserve."""
+        self.asked.append(wait_seconds)
+        return super().reserve(count, wait_seconds=wait_seconds)
+
+
+@pytest.fixture
+def pool(settings: Settings) -> Iterator[AskedPool]:
+    pool = AskedPool(settings)
+    with pool:
+        yield pool
+    pool.redis.close()
+
+
+@pytest.fixture
+def slots(settings: Settings) -> Iterator[list[TinySlot]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(TinySlot(settings, f"slot-{number}")) for number in range(3)]
+
+
+def id_of(environment: RemoteEpisode) -> str:
+    assert environment._episode is not None
+    return environment._episode.episode_id
+
+
+@pytest.mark.parametrize("on_abort", ["raise", "exclude"])
+def test_a_batch_that_lost_its_room_ends_as_a_whole(
+    farm: Farm, pool: Pool, slots: list[TinySlot], on_abort: OnAbort
+) -> None:
+    with RemoteEpisodes(pool, on_abort=on_abort) as episodes, episodes.batch(3):
+        running, late, never_asked = [episodes() for _ in range(3)]
+        running.reset(task=ROW)
+        assert running.terminal("ls") == "ran ls"
+        farm.limiter.change(concurrency=2)
+        late.reset(task=ROW)
+        never_asked.reset(task=ROW)
+        with pytest.raises(EpisodeAborted, match="the concurrency limit fell below") as ended:
+            late.terminal("ls")
+        assert ended.value.outcome is Outcome.ADMISSION_TIMEOUT
+        wait_until(lambda: farm.ledger.receipt(id_of(running)), description="the one that held a place has ended")
+        with pytest.raises(EpisodeAborted, match="could not be live at once") as sibling:
+            running.terminal("ls")
+        assert sibling.value.outcome is Outcome.CANCELLED
+    assert farm.limiter.capacity().permits == 0
+
+
+def test_an_episode_without_reserved_batch_ends_no_other(farm: Farm, pool: Pool, slots: list[TinySlot]) -> None:
+    with RemoteEpisodes(pool) as episodes:
+        one, other = episodes(), episodes()
+        for environment in (one, other):
+            environment.reset(task=ROW)
+        assert one.terminal("ls") == "ran ls"
+        assert other._episode is not None
+        error = EpisodeAborted(Outcome.ADMISSION_TIMEOUT, "no permit within 900 s of waiting")
+        assert other._explained(error) is error
+        assert one.terminal("pwd") == "ran pwd"
+
+
+def test_a_worker_that_may_come_back_is_waited_for_only_once(farm: Farm, pool: AskedPool) -> None:
+    beat_slots(farm, 2)
+    episodes = RemoteEpisodes(pool, wait_seconds=2.5)
+    episodes.reserve(2).release()
+    farm.redis.delete(Keys.SLOTS)
+    pool.asked.clear()
+    with pytest.raises(NeverFits, match="0 slots are live"):
+        episodes.reserve(2)
+    assert len(pool.asked) > 2
+    assert pool.asked == sorted(pool.asked, reverse=True)
+    assert pool.asked[-1] == 0.0, "each look has what is left of the time, not the whole again"
+
+
+def test_places_that_others_hold_are_not_taken_for_missing_ones(farm: Farm, pool: AskedPool) -> None:
+    beat_slots(farm, 2)
+    episodes = RemoteEpisodes(pool, wait_seconds=0.1)
+    with pool.reserve(2), pytest.raises(PlacesTaken):
+        episodes.reserve(2)
+    assert pool.asked[1:] == [pytest.approx(0.1, abs=0.05)]
+
+
+class Refusing(Episode):
+    """An episode whose end is refused, such as one that was seized while it was ended."""
+
+    def cancel(self) -> None:
+        """Refuse."""
+        raise LeaseLost(f"{self.episode_id}: not ours to end")
+
+
+def test_one_episode_that_cannot_be_cancelled_keeps_no_other_running(
+    farm: Farm, pool: Pool, slots: list[TinySlot], caplog: pytest.LogCaptureFixture
+) -> None:
+    episodes = RemoteEpisodes(pool)
+    made = [episodes() for _ in range(3)]
+    for environment in made:
+        environment.reset(task=ROW)
+        assert environment.terminal("ls") == "ran ls"
+    first, *others = [environment._episode for environment in made]
+    assert first is not None
+    first.__class__ = Refusing
+    episodes.cancel()
+    for other in others:
+        assert other is not None
+        assert other.wait(timeout_seconds=10).outcome is Outcome.CANCELLED
+    assert first.receipt() is None
+    assert "not ours to end" in caplog.text
+    first.__class__ = Episode
+    episodes.close()
+
+
+@pytest.mark.parametrize("changes", [{"wait_seconds": float("nan")}, {"start_seconds": "x"}, {"batch_size": "2"}])
+def test_a_factory_that_cannot_be_is_refused_when_it_is_made(pool: Pool, changes: dict[str, Any]) -> None:
+    with pytest.raises(FarmError, match="got"):
+        RemoteEpisodes(pool, **changes)

@@ -1,0 +1,94 @@
+"""The file of a run's receipts: what each program is shown of them, and nothing of it lost without a word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from orchestrator.errors import FarmError
+from orchestrator.keys import Keys
+from orchestrator.pool import Pool
+from orchestrator.records import Script, SettledReceipt
+from orchestrator.settings import Settings
+from tests.support.truth import TASK, TinySlot, farm_settings
+from tests.support.waiting import wait_until
+from trainer.run_log import ReceiptLog
+
+FULL = Path("/dev/full")
+
+
+@pytest.fixture
+def settings(redis_url: str) -> Settings:
+    return farm_settings(redis_url)
+
+
+@pytest.fixture
+def pool(settings: Settings) -> Iterator[Pool]:
+    with TinySlot(settings), Pool(settings) as pool:
+        yield pool
+    pool.redis.close()
+
+
+def ended(pool: Pool, count: int = 1) -> list[SettledReceipt]:
+    return pool.receipts([pool.submit(TASK, policy=Script()) for _ in range(count)])
+
+
+def nothing(settled: SettledReceipt) -> None:
+    """What is done with a receipt that nobody watches for."""
+
+
+def test_a_receipt_is_written_as_every_program_is_given_it(pool: Pool, tmp_path: Path) -> None:
+    seen: list[SettledReceipt] = []
+    with ReceiptLog(pool, tmp_path / "receipts.jsonl", seen.append) as log:
+        receipts = ended(pool, 3)
+    assert seen == log.receipts()
+    lines = [json.loads(line) for line in (tmp_path / "receipts.jsonl").read_text().splitlines()]
+    assert {line["episode_id"]: line for line in lines} == {
+        settled.receipt.episode_id: settled.as_json() for settled in receipts
+    }
+    assert all("cost_usd" in line for line in lines)
+
+
+def broken(settled: SettledReceipt) -> None:
+    raise LookupError("of the one who watches")
+
+
+@pytest.mark.parametrize(
+    ("path", "on_receipt", "failure"),
+    [(FULL, nothing, OSError), (Path("receipts.jsonl"), broken, LookupError)],
+    ids=["disk full", "watcher failed"],
+)
+def test_what_keeps_receipts_from_being_written_ends_the_run(
+    pool: Pool, tmp_path: Path, path: Path, on_receipt: Callable[[SettledReceipt], None], failure: type[Exception]
+) -> None:
+    with pytest.raises(failure), ReceiptLog(pool, tmp_path / path, on_receipt):
+        ended(pool)
+
+
+def test_a_receipt_that_cannot_be_read_ends_the_run(pool: Pool, redis: Redis, tmp_path: Path) -> None:
+    settled = ended(pool)[0]
+    redis.set(Keys.receipt(settled.receipt.episode_id), '{"schema_version": 99}', keepttl=True)
+    with pytest.raises(FarmError), ReceiptLog(pool, tmp_path / "receipts.jsonl", nothing):
+        pass
+
+
+def test_what_ended_the_block_is_not_hidden_by_it(pool: Pool) -> None:
+    ended(pool)
+    with pytest.raises(ZeroDivisionError), ReceiptLog(pool, FULL, nothing) as log:
+        fail_after(log)
+
+
+def fail_after(log: ReceiptLog) -> None:
+    wait_until(lambda: log._failure, description="the receipt could not be written")
+    raise ZeroDivisionError
+
+
+def test_a_receipt_that_was_not_written_is_not_counted_as_written(pool: Pool) -> None:
+    with pytest.raises(OSError, match="No space left"), ReceiptLog(pool, FULL, nothing) as log:
+        ended(pool)
+    assert log.episode_ids == []
+    assert log._position == "0"
