@@ -123,7 +123,7 @@ def test_what_cannot_be_evaluated_is_said_with_what_to_do(someone: User) -> None
     assert "either --model or --script" in refused(someone, *run)
     assert "either --model or --script" in refused(someone, *run, "--model", "taught", "--script", "right")
     assert "it has: right, wrong, both" in refused(someone, *run, "--script", "nothing")
-    assert "name a directory with a checkpoint" in refused(someone, *run, "--model", "nowhere")
+    assert "give the directory of a Transformers checkpoint" in refused(someone, *run, "--model", "nowhere")
     assert "is named twice" in refused(someone, "evaluate", "tasks.json", "tasks.json", *run[2:], "--script", "right")
     assert not (someone.home / "out").exists()
 

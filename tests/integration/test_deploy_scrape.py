@@ -122,8 +122,8 @@ def cause_traffic(watched: Watched) -> None:
         waiting = a_spec()
         farm.ledger.open(waiting)
         farm.queue.enqueue(waiting)
-    for _ in range(20):
-        farm.limiter.note(RateLimited("too fast", retry_after_seconds=60))
+    for number in range(20):
+        farm.limiter.creation(f"e-{number}", Role.POLICY).refused(RateLimited("too fast", retry_after_seconds=60))
     farm.limiter.creation("e-refused", Role.POLICY).refused(ConcurrencyLimited("too many"))
     farm.budget.set(Decimal(usd(farm.budget.read().spent_picousd)) * Decimal("1.1"))
 
