@@ -2,8 +2,9 @@
 
 What always holds: an answer comes within _READING_SECONDS, less than Prometheus waits, a probe's within _PING_SECONDS,
 less than Kubernetes waits, and none shows a stack trace; when Redis is away, or does not answer in that time, /metrics
-says so with a gauge and /readyz, which only pings, fails. Beyond loopback /metrics wants a bearer token; the probes say
-nothing worth one.
+says so with a gauge and /readyz, which only pings, fails. Beyond loopback /metrics wants a bearer token, and without
+one it answers only requests that name this host, so that no foreign web page reads it through a name of its own. The
+probes say nothing worth that, and come under whatever name a supervisor has for this process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from redis.exceptions import RedisError
 
 from orchestrator.deadline import Deadline
+from orchestrator.exposure import STRANGE_HOST, names_this_host
 from orchestrator.farm import Farm
 from orchestrator.metrics import FarmReading, read, registry_of
 from orchestrator.redis_address import without_password
@@ -43,6 +45,8 @@ def create_app(farm: Farm, *, token: str | None = None) -> FastAPI:
     # plain functions: FastAPI runs them in threads, so that a slow Redis holds up no other request
     @app.get("/metrics")
     def metrics(request: Request) -> Response:
+        if token is None and not names_this_host(request.headers.get("host", "")):
+            return PlainTextResponse(STRANGE_HOST, status_code=403)
         if token is not None and not _shows(request, token):
             return PlainTextResponse(
                 "a bearer token is required\n", status_code=401, headers={"WWW-Authenticate": "Bearer"}

@@ -283,6 +283,18 @@ def test_a_token_guards_the_metrics_and_not_the_probes(redis_url: str) -> None:
             assert httpx.get(f"{url}/healthz").status_code == 200
 
 
+@pytest.mark.parametrize("host", ["farm.example", "farm.example:9400", "10.0.0.7:9400", ""])
+def test_without_a_token_metrics_are_read_under_no_foreign_name_and_probes_under_any(farm: Farm, host: str) -> None:
+    with serving(create_app(farm), "127.0.0.1", 0) as url:
+        answer = httpx.get(f"{url}/metrics", headers={"Host": host})
+        assert (answer.status_code, "FARM_METRICS_TOKEN" in answer.text) == (403, True)
+        for path in ("/healthz", "/readyz"):
+            assert httpx.get(f"{url}{path}", headers={"Host": host}).status_code == 200
+    with serving(create_app(farm, token="secret"), "127.0.0.1", 0) as url:
+        headers = {"Host": host, "Authorization": "Bearer secret"}
+        assert httpx.get(f"{url}/metrics", headers=headers).status_code == 200
+
+
 def test_an_address_that_is_taken_is_a_clear_error(redis_url: str) -> None:
     with farm_of(farm_settings(redis_url)) as farm:
         with serving(create_app(farm), "127.0.0.1", 0) as url:
