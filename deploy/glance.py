@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +19,18 @@ from orchestrator.cost import usd
 from orchestrator.limiter import LimiterReading
 from orchestrator.records import SettledReceipt
 from orchestrator.status import Status
+
+_UNRESOLVED = "UNRESOLVED"
+
+_MOST_UNRESOLVED = 4
+"""Lines of a board; a provider that is away leaves hundreds."""
+
+_FEWEST_OUTCOMES = 3
+
+_COLUMNS = ("finished (UTC)", "episode", "task", "outcome", "reward", "USD")
+
+_DISPENSABLE = ("USD", "task", "finished (UTC)", "episode")
+"""What a narrow window does without, first to last."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +61,43 @@ class Board:
 
 
 def facts_of(reading: Status) -> list[Fact]:
-    """What `rollout-farm status` says."""
+    """What `rollout-farm status` says: first what is wrong."""
+    workers = [Fact("worker", f"{row.worker_id} on {row.host}, pid {row.pid}, {row.state}") for row in reading.workers]
+    return [*_alarms(reading), *_summary(reading), *workers]
+
+
+def _alarms(reading: Status) -> list[Fact]:
+    facts = [
+        Fact(
+            _UNRESOLVED,
+            f"{row.allocation_id}: sandbox {row.sandbox_id or 'not named'}, {row.state}: {row.detail or ''}",
+            alarm=True,
+        )
+        for row in reading.unresolved
+    ]
+    facts += [
+        Fact(_UNRESOLVED, f"{item.kind} {item.id}, since {show_moment(item.since)}: {item.reason}", alarm=True)
+        for item in reading.not_settled
+    ]
+    if reading.leader is None:
+        left = "nobody leads the reconcilers, what killed workers leave stays: start one with rollout-farm orchestrator"
+        facts.append(Fact("", left, alarm=True))
+    if not reading.workers:
+        facts.append(
+            Fact("", "no worker is alive: start some with rollout-farm worker, or rollout-farm up", alarm=True)
+        )
+    return facts
+
+
+def _summary(reading: Status) -> list[Fact]:
     capacity = reading.capacity
+    hosts = len({row.host for row in reading.workers})
+    where = f" on {hosts} host{'s' if hosts > 1 else ''}" if hosts else ""
+    busy = min(reading.running_episodes, capacity.live_slots)
     orphans = f"; orphans deleted so far: {reading.orphans_deleted}" if reading.orphans_deleted else ""
     reconciler = f"{reading.leader or 'NONE'}, last round {show_moment(reading.reconciled_at)}{orphans}"
-    facts = [
-        Fact("workers", f"{len(reading.workers)} ({capacity.live_slots} live slots)"),
+    return [
+        Fact("workers", f"{len(reading.workers)}{where} ({capacity.live_slots} live slots, {busy} busy)"),
         Fact(
             "capacity",
             f"{capacity.free} free; limit {capacity.concurrency_limit}, {capacity.permits} admitted, "
@@ -68,27 +111,6 @@ def facts_of(reading: Status) -> list[Fact]:
         _spending(reading),
         Fact("reconciler", reconciler, alarm=reading.leader is None),
     ]
-    facts += [Fact("worker", f"{row.worker_id} on {row.host}, pid {row.pid}, {row.state}") for row in reading.workers]
-    facts += [
-        Fact(
-            "UNRESOLVED",
-            f"{row.allocation_id}: sandbox {row.sandbox_id or 'not named'}, {row.state}: {row.detail or ''}",
-            alarm=True,
-        )
-        for row in reading.unresolved
-    ]
-    facts += [
-        Fact("UNRESOLVED", f"{item.kind} {item.id}, since {show_moment(item.since)}: {item.reason}", alarm=True)
-        for item in reading.not_settled
-    ]
-    if reading.leader is None:
-        left = "nobody leads the reconcilers, what killed workers leave stays: start one with rollout-farm orchestrator"
-        facts.append(Fact("", left, alarm=True))
-    if not reading.workers:
-        facts.append(
-            Fact("", "no worker is alive: start some with rollout-farm worker, or rollout-farm up", alarm=True)
-        )
-    return facts
 
 
 def board_lines(board: Board) -> list[str]:
@@ -100,25 +122,77 @@ def board_lines(board: Board) -> list[str]:
 
 
 def draw(board: Board) -> RenderableType:
-    """A board for a terminal."""
-    grid = Table.grid(padding=(0, 2))
-    for fact in _board_facts(board):
-        text = safe(fact.text, multiline=False)
-        grid.add_row(Text(fact.label, style="bold"), Text(text, style="red" if fact.alarm else ""))
-    ended = Table(title="last outcomes", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    for name in ("finished (UTC)", "episode", "task", "outcome", "reward", "USD"):
-        ended.add_column(name, no_wrap=True)
-    for cells in _last(board):
-        ended.add_row(*(Text(safe(cell, multiline=False)) for cell in cells))
-    return Group(Text(f"rollout-farm, {show_moment(board.at)} UTC; Ctrl-C ends this view", style="dim"), grid, ended)
+    """A board for a terminal, made to fit it: what is wrong, the limits, then as many last outcomes as there is room.
+
+    Workers are one line: sixteen of them would push everything else out of a window.
+    """
+    return _Drawn(board)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    board: Board
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        head = Group(
+            Text(f"rollout-farm, {show_moment(self.board.at)} UTC; Ctrl-C ends this view", style="dim"), self._grid()
+        )
+        yield head
+        taken = len(console.render_lines(head, options.update(height=None), pad=False)) + 2  # a title and a header
+        yield self._ended(max(_FEWEST_OUTCOMES, options.max_height - taken), options.max_width)
+
+    def _grid(self) -> Table:
+        board = self.board
+        alarms = _alarms(board.status)
+        stuck = [fact for fact in alarms if fact.label == _UNRESOLVED]
+        others = [fact for fact in alarms if fact.label != _UNRESOLVED]
+        if len(stuck) > _MOST_UNRESOLVED:
+            hidden = len(stuck) - _MOST_UNRESOLVED + 1
+            more = Fact(_UNRESOLVED, f"and {hidden} more: rollout-farm status shows all", alarm=True)
+            stuck = [*stuck[: _MOST_UNRESOLVED - 1], more]
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column()
+        for fact in (*_trouble(board), *stuck, *others, *_limits(board), *_summary(board.status)):
+            text = Text(safe(fact.text, multiline=False), style="red" if fact.alarm else "")
+            if fact.label == _UNRESOLVED:
+                text.no_wrap, text.overflow = True, "ellipsis"  # its id comes first; a reason may be a page
+            grid.add_row(fact.label, text)
+        return grid
+
+    def _ended(self, room: int, width: int) -> Table:
+        rows = [dict(zip(_COLUMNS, map(_shown, cells), strict=True)) for cells in _last(self.board)[:room]]
+        widths = {name: max([len(name), *(len(row[name]) for row in rows)]) + 2 for name in _COLUMNS}
+        wanted = list(_COLUMNS)
+        for name in _DISPENSABLE:  # a column less is better than all of them cut
+            if sum(widths[name] for name in wanted) > width + 2:
+                wanted.remove(name)
+        ended = Table(title="last outcomes", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+        for name in wanted:
+            ended.add_column(name, no_wrap=True)
+        for row in rows:
+            ended.add_row(*(Text(row[name]) for name in wanted))
+        return ended
+
+
+def _shown(cell: str) -> str:
+    return safe(cell, multiline=False)
 
 
 def _board_facts(board: Board) -> list[Fact]:
+    return [*_trouble(board), *facts_of(board.status), *_limits(board)]
+
+
+def _trouble(board: Board) -> list[Fact]:
+    return [Fact("TROUBLE", board.trouble, alarm=True)] if board.trouble else []
+
+
+def _limits(board: Board) -> list[Fact]:
     limits = board.limits
     rate = f"{limits.rate_effective:.4g} a second" if limits.rate_effective else "no limit"
     pause = f", all pause for {limits.cooldown_seconds:.1f} s" if limits.cooldown_seconds else ""
     lowered = limits.concurrency_effective < limits.concurrency_configured
-    facts = [
+    return [
         Fact(
             "limits",
             f"{limits.sandboxes} with a sandbox of {limits.concurrency_effective}"
@@ -131,8 +205,6 @@ def _board_facts(board: Board) -> list[Fact]:
             f"{limits.rate_limited} for the rate, {limits.concurrency_limited} for concurrency, of {limits.creations}",
         ),
     ]
-    trouble = [Fact("TROUBLE", board.trouble, alarm=True)] if board.trouble else []
-    return [*trouble, *facts_of(board.status), *facts]
 
 
 def _spending(reading: Status) -> Fact:

@@ -1,7 +1,8 @@
 """Sandboxes as the ledger sees them: intent before anything is sent, settled only by what the provider confirmed.
 
 What always holds: a state changes only along `vocabulary.TRANSITIONS`, only under the owner's token; cost and clean-up
-counters move in the same script as the settlement.
+counters move in the same script as the settlement. A sandbox is priced at the rates that its episode got its permit
+at, whoever settles it: money was reserved at those, and a hard cap holds only while no cost exceeds its reservation.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Fields = dict[str, str | int]
 
 @dataclass(frozen=True)
 class Running:
-    """Unsettled sandboxes of one role in one state, and how large those together are that are not past their life.
+    """Unsettled sandboxes of one role in one state, and what those together cost that are not past their life.
 
     A size that is not known yet is assumed (`Rates.assumed`).
     """
@@ -38,8 +39,7 @@ class Running:
     role: Role
     state: AllocationState
     count: int
-    vcpus: int
-    memory_mb: int
+    picousd_per_hour: int
 
 
 class Sized(NamedTuple):
@@ -109,18 +109,23 @@ class Allocations:
         """Fields and counters of what a sandbox cost."""
         if row.longest_seconds is not None:
             running_ms = min(running_ms, int(1000 * row.longest_seconds))
-        size = self.size_of(row)
-        cost = cost_picousd(running_ms, vcpus=size.vcpus, memory_mb=size.memory_mb, rates=self.rates)
+        cost = self.cost_of(row, running_ms)
         fields: Fields = {"running_ms": running_ms, "cost_picousd": cost}
         counters = {f"sandbox_ms:{row.role}": running_ms, f"cost_picousd:{row.role}": cost}
         return fields, counters
 
-    def size_of(self, row: Allocation) -> Size:
-        """Its real size; while nobody has seen that, the one that its episode's reservation was reckoned with."""
+    def cost_of(self, row: Allocation, running_ms: int) -> int:
+        """Pico-dollars of so long a life, at its episode's rates; at this process's while it never had a permit.
+
+        Of its real size; while nobody has seen that, of the one that its episode's reservation was reckoned with.
+        """
+        found = cast("list[str | None]", self._redis.hmget(Keys.episode(row.episode_id), ["size", "rates"]))
+        size, rates = ([int(part) for part in text.split(":")] if text else None for text in found)
+        of = Size(*size) if size else self.rates.assumed
         if row.vcpus is not None and row.memory_mb is not None:
-            return Size(row.vcpus, row.memory_mb)
-        reckoned = cast("str | None", self._redis.hget(Keys.episode(row.episode_id), "size"))
-        return Size(*map(int, reckoned.split(":"))) if reckoned else self.rates.assumed
+            of = Size(row.vcpus, row.memory_mb)
+        priced = Rates.of_picousd(*rates) if rates else self.rates
+        return cost_picousd(running_ms, vcpus=of.vcpus, memory_mb=of.memory_mb, rates=priced)
 
     def get(self, allocation_id: str) -> Allocation | None:
         """One allocation as it stands."""
@@ -139,15 +144,13 @@ class Allocations:
 
     def running(self) -> list[Running]:
         """Those that may still run, added up by role and state in one look."""
-        size = self.rates.assumed
-        text = self._scripts.run(
-            "read_sandboxes", [Keys.ALLOCATIONS], [Keys.allocation(""), size.vcpus, size.memory_mb]
-        )
+        rates, size = self.rates, self.rates.assumed
+        args: list[str | int | float] = [Keys.allocation(""), size.vcpus, size.memory_mb]
+        args += [Keys.episode(""), rates.vcpu_picousd, rates.gib_picousd]
+        text = self._scripts.run("read_sandboxes", [Keys.ALLOCATIONS], args)
         return [
-            Running(
-                Role(name.partition(":")[0]), AllocationState(name.partition(":")[2]), *(int(sum_) for sum_ in sums)
-            )
-            for name, sums in sorted(json.loads(text).items())
+            Running(Role(name.partition(":")[0]), AllocationState(name.partition(":")[2]), count, int(hourly))
+            for name, (count, hourly) in sorted(json.loads(text).items())
         ]
 
     def each(self, allocation_ids: Sequence[str]) -> list[Allocation | None]:

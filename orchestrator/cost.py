@@ -53,6 +53,11 @@ class Rates:
     assumed: Size = Size(2, 512)
     """The size of a sandbox whose real one is not known (yet)."""
 
+    @classmethod
+    def of_picousd(cls, per_vcpu_second: int, per_gib_second: int) -> Rates:
+        """Prices that were noted as whole pico-dollars."""
+        return cls(float(usd(per_vcpu_second)), float(usd(per_gib_second)))
+
     @property
     def vcpu_picousd(self) -> int:
         """Pico-dollars per vCPU-second, rounded up."""

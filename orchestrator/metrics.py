@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from orchestrator.allocations import Running
 from orchestrator.budget import Balance
-from orchestrator.cost import Rates, usd
+from orchestrator.cost import usd
 from orchestrator.counts import (
     COST,
     INFINITE,
@@ -38,7 +38,7 @@ from orchestrator.keys import Keys
 from orchestrator.limiter import LimiterReading
 from orchestrator.presence import worker_of
 from orchestrator.spending import burn_picousd_per_hour
-from orchestrator.unresolved import ORPHANS_DELETED
+from orchestrator.unresolved import ORPHANS_DELETED, Kind
 from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
 
 _UNSETTLED = tuple(state for state in AllocationState if not state.settled)
@@ -57,9 +57,10 @@ class FarmReading:
     slots: tuple[str, ...]
     """Names of the live ones (presence.slot_name)."""
     leased: int
-    rates: Rates
     budget: Balance
     """The farm's."""
+    not_settled: Mapping[Kind, int]
+    """What reconcilers could not settle."""
     reconciled_at: float | None
     """When reconcilers ended a whole round last, in unix seconds."""
 
@@ -78,8 +79,8 @@ def read(farm: Farm) -> FarmReading:
         queues=farm.queue.depths(),
         slots=tuple(farm.presence.live_slots()),
         leased=farm.redis.zcard(Keys.LEASES),
-        rates=farm.settings.rates(),
         budget=farm.budget.read(),
+        not_settled=farm.ledger.unresolved.counts(),
         reconciled_at=farm.ledger.unresolved.reconciled_at(),
     )
 
@@ -179,6 +180,12 @@ def _now(reading: FarmReading) -> Iterator[Metric]:
     stuck = GaugeMetricFamily("farm_unresolved_allocations", "Sandboxes whose end or existence is not confirmed.")
     stuck.add_metric([], sum(row.count for row in reading.running if row.state.stuck))
     yield stuck
+    yield _gauge(
+        "farm_not_settled",
+        "What reconcilers could not settle: episodes, allocations, orphaned sandboxes, the provider's list.",
+        "kind",
+        {str(kind): count for kind, count in reading.not_settled.items()},
+    )
     reconciled = GaugeMetricFamily(
         "farm_reconciled_timestamp_seconds", "When reconcilers ended a whole round last, by Redis's clock; 0: never."
     )
@@ -198,7 +205,7 @@ def _limits(limiter: LimiterReading) -> Iterator[Metric]:
 
 def _money(reading: FarmReading) -> Iterator[Metric]:
     burn = GaugeMetricFamily("farm_burn_usd_per_hour", "What the sandboxes that run now cost an hour.")
-    burn.add_metric([], float(usd(burn_picousd_per_hour(reading.running, reading.rates))))
+    burn.add_metric([], float(usd(burn_picousd_per_hour(reading.running))))
     yield burn
     budget = reading.budget
     amounts = {"spent": budget.spent_picousd, "reserved": budget.reserved_picousd}

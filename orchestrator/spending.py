@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from orchestrator.allocations import Allocations, Running
-from orchestrator.cost import By, Rates, cost_picousd, hourly_picousd
+from orchestrator.cost import By
 from orchestrator.ledger import EpisodeRow, Ledger
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import Allocation, Receipt, SettledReceipt
@@ -44,7 +44,7 @@ class _Item:
 
 
 class Spending:
-    """Sums up; what runs still is priced at the ledger's rates."""
+    """Sums up; what runs still is priced as it will be when it is settled."""
 
     def __init__(self, ledger: Ledger, receipts: Receipts) -> None:
         self._ledger = ledger
@@ -154,8 +154,7 @@ def cost_so_far(allocations: Allocations, row: Allocation, now: float) -> int | 
     """What a sandbox has cost by `now`, in pico-dollars; None for one that costs nothing (yet)."""
     if row.cost_picousd is not None or not row.state.accrues:
         return row.cost_picousd
-    size = allocations.size_of(row)
-    return cost_picousd(running_ms(row, now), vcpus=size.vcpus, memory_mb=size.memory_mb, rates=allocations.rates)
+    return allocations.cost_of(row, running_ms(row, now))
 
 
 def running_ms(row: Allocation, now: float) -> int:
@@ -168,11 +167,9 @@ def running_ms(row: Allocation, now: float) -> int:
     return max(0, int(1000 * min(now - row.created_at, longest)))
 
 
-def burn_picousd_per_hour(running: Iterable[Running], rates: Rates) -> int:
+def burn_picousd_per_hour(running: Iterable[Running]) -> int:
     """What the sandboxes that may run now cost in an hour."""
-    sizes = [row for row in running if row.state.accrues]
-    vcpus, memory_mb = sum(row.vcpus for row in sizes), sum(row.memory_mb for row in sizes)
-    return hourly_picousd(vcpus=vcpus, memory_mb=memory_mb, rates=rates)
+    return sum(row.picousd_per_hour for row in running if row.state.accrues)
 
 
 def waiting_ms(settled: SettledReceipt) -> int:

@@ -86,5 +86,5 @@ def read_status(farm: Farm) -> Status:
         reconciled_at=ledger.unresolved.reconciled_at(),
         orphans_deleted=int(counters.get(ORPHANS_DELETED, 0)),
         budget=farm.budget.read(),
-        burn_picousd_per_hour=burn_picousd_per_hour(ledger.allocations.running(), ledger.allocations.rates),
+        burn_picousd_per_hour=burn_picousd_per_hour(ledger.allocations.running()),
     )

@@ -8,6 +8,7 @@ struck off by the next whole round.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -60,6 +61,11 @@ class Unresolved:
         """All of them, oldest first."""
         rows = cast("dict[str, str]", self._redis.hgetall(Keys.UNRESOLVED))
         return sorted((_item(field, text) for field, text in rows.items()), key=lambda item: (item.since, item.id))
+
+    def counts(self) -> dict[Kind, int]:
+        """How many of each kind; every kind is there."""
+        found = Counter(item.kind for item in self.items())
+        return {kind: found[kind] for kind in Kind}
 
     def orphans(self) -> dict[str, str]:
         """Sandbox id -> allocation id of the orphans whose deletion was begun."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.commands.examples import examples
+from deploy.commands.ids import checked_id
 
 if TYPE_CHECKING:
     from orchestrator.budget import Balance
@@ -27,7 +28,9 @@ def register(app: typer.Typer) -> None:
 
 def budget(
     *,
-    run: Annotated[str | None, typer.Option(help="The budget of this run; without it, the farm's.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="The budget of this run; without it, the farm's.", callback=checked_id)
+    ] = None,
     farm: Annotated[bool, typer.Option("--farm", help="The farm's budget, as without --run.")] = False,
     amount: Annotated[
         str | None, typer.Option("--set", metavar="USD", help="Spend no more than this in all, from the beginning.")
@@ -45,7 +48,7 @@ def budget(
     import json
 
     from deploy.commands.resolve import connected_settings
-    from deploy.terminal import output, safe
+    from deploy.terminal import errors, output, safe
     from orchestrator.errors import FarmError, SettingsError
     from orchestrator.farm import open_farm
 
@@ -55,9 +58,10 @@ def budget(
         raise SettingsError("give --set or --clear, not both")
     opened = open_farm(connected_settings())
     purse = opened.budget
+    fresh = run is not None and not purse.known(run) and all(row.run_id != run for row in opened.ledger.open_rows())
     if clear or amount is not None:
         balance = purse.set(amount, run_id=run)
-    elif run is not None and not purse.known(run) and not any(row.run_id == run for row in opened.ledger.open_rows()):
+    elif fresh:
         raise FarmError(f"no run {run!r}: the farm does not know it; see what there is: rollout-farm cost --by run")
     else:
         balance = purse.read(run)
@@ -66,6 +70,10 @@ def budget(
     else:
         whose = "the farm" if run is None else safe(f"run {run}", multiline=False)
         output().print(f"{whose}: {balance_text(balance)}", markup=False)
+    if fresh:
+        errors().print(
+            f"no such run yet: {run} has this limit once it begins" if amount else "no such run yet", markup=False
+        )
 
 
 def balance_text(balance: Balance) -> str:

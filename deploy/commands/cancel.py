@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.commands.examples import examples
+from deploy.commands.ids import checked_id
 
 if TYPE_CHECKING:
     from orchestrator.cancellation import Ending
@@ -26,8 +27,8 @@ def register(app: typer.Typer) -> None:
 def cancel(
     *,
     episode: Annotated[list[str] | None, typer.Option(help="This episode; may be given again.")] = None,
-    group: Annotated[str | None, typer.Option(help="Every open episode of this group.")] = None,
-    run: Annotated[str | None, typer.Option(help="Every open episode of this run.")] = None,
+    group: Annotated[str | None, typer.Option(help="Every open episode of this group.", callback=checked_id)] = None,
+    run: Annotated[str | None, typer.Option(help="Every open episode of this run.", callback=checked_id)] = None,
     wait: Annotated[bool, typer.Option(help="Wait until all have ended and their sandboxes are gone.")] = True,
     wait_seconds: Annotated[float, typer.Option(min=0, max=86_400, help="Wait at most so long.")] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

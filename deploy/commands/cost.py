@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from deploy.commands.examples import examples
+from deploy.commands.ids import checked_id
 from orchestrator.cost import By
 
 
@@ -34,8 +35,8 @@ def register(app: typer.Typer) -> None:
 def cost(
     *,
     by: Annotated[By, typer.Option(help="What to split by.")] = By.ROLE,
-    run: Annotated[str | None, typer.Option(help="Only this run's.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only this group's.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only this run's.", callback=checked_id)] = None,
+    group: Annotated[str | None, typer.Option(help="Only this group's.", callback=checked_id)] = None,
     task: Annotated[str | None, typer.Option(help="Only this task's.")] = None,
     since: Annotated[
         str | None, typer.Option(help="Only episodes that ended since: 90s, 2h, 7d ago, an ISO time, or unix seconds.")
@@ -77,7 +78,7 @@ def cost(
         require_run(farm, receipts, run)
     wanted = ReceiptFilter(run_id=run, group_id=group, task_id=task, since=begin, until=end)
     sums, total = Spending(farm.ledger, receipts).bills(by, wanted)
-    burn = burn_picousd_per_hour(farm.ledger.allocations.running(), settings.rates())
+    burn = burn_picousd_per_hour(farm.ledger.allocations.running())
     if as_json or form is Format.JSON:
         lines = [json_text(by, sums, total, burn)]
     elif form is Format.CSV:

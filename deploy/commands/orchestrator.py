@@ -128,14 +128,13 @@ def _metrics(settings: Settings, host: str | None, port: int) -> Iterator[None]:
     from orchestrator.dashboard.site import add_dashboard
     from orchestrator.exposure import check_exposure
     from orchestrator.farm import open_farm
-    from orchestrator.metrics import read
     from orchestrator.web import create_app
 
     host = host or settings.metrics_host
     token = settings.metrics_token.get_secret_value() if settings.metrics_token else None
     check_exposure(host, token, setting="FARM_METRICS_TOKEN")
     farm = open_farm(settings, patient=False, answer_seconds=_ANSWER_SECONDS)
-    app = create_app(lambda: read(farm), token=token)
+    app = create_app(farm, token=token)
     add_dashboard(app, farm, _make_page, token=token)
     with serving(app, host, port) as url:
         output().print(f"Dashboard at {url}/, metrics at {url}/metrics, until Ctrl-C.", markup=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deploy.commands.examples import examples
+from deploy.commands.ids import checked_id
 from orchestrator.vocabulary import Outcome
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def register(app: typer.Typer) -> None:
 def receipts(
     episode: Annotated[str | None, typer.Argument(help="Show this episode's receipt in full.")] = None,
     *,
-    run: Annotated[str | None, typer.Option(help="Only this run's.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only this group's.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only this run's.", callback=checked_id)] = None,
+    group: Annotated[str | None, typer.Option(help="Only this group's.", callback=checked_id)] = None,
     task: Annotated[str | None, typer.Option(help="Only this task's.")] = None,
     outcome: Annotated[
         list[Outcome] | None, typer.Option(help="Only with this outcome; may be given again.", show_choices=False)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _LAST = 8
 """Outcomes on the board."""
 
+_SOON = 3.0
+"""Seconds that one answer of Redis may take before the board says that it is away."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -53,11 +56,13 @@ def status(
     from deploy.commands.resolve import connected_settings, stop_as_ctrl_c_does
     from deploy.glance import facts_of
     from deploy.terminal import output
+    from orchestrator.connection import SILENT_SECONDS
     from orchestrator.farm import open_farm
     from orchestrator.status import read_status
 
-    # who looks again in a moment anyway says what is wrong
-    farm = open_farm(connected_settings(), patient=not (watch or here))
+    # who looks again in a moment anyway says what is wrong, soon
+    again = watch or here
+    farm = open_farm(connected_settings(), patient=not again, answer_seconds=_SOON if again else SILENT_SECONDS)
     if here:
         _workers_here(farm)
         return

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from urllib.parse import urlencode
 
-from orchestrator.cost import hourly_picousd
 from orchestrator.dashboard.history import Ended, Series
 from orchestrator.dashboard.lookout import Snapshot, View
 from orchestrator.dashboard.markup import NOTHING, Child, Markup, element, joined
 from orchestrator.dashboard.wording import clock, counted, day_and_clock, dollars, seconds
 from orchestrator.ledger import EpisodeRow
 from orchestrator.presence import worker_of
+from orchestrator.spending import burn_picousd_per_hour
 from orchestrator.unresolved import ORPHANS_DELETED
 from orchestrator.vocabulary import Outcome, Role
 
@@ -162,11 +162,8 @@ def _totals(snapshot: Snapshot) -> tuple[Markup, ...]:
 
 def _money(snapshot: Snapshot) -> Markup:
     reading, budget = snapshot.reading, snapshot.reading.budget
-    sizes = [row for row in reading.running if row.state.accrues]
-    burn = hourly_picousd(
-        vcpus=sum(row.vcpus for row in sizes), memory_mb=sum(row.memory_mb for row in sizes), rates=reading.rates
-    )
-    spent, note = dollars(budget.spent_picousd), f"{dollars(burn)} an hour now"
+    burn = dollars(burn_picousd_per_hour(reading.running))
+    spent, note = dollars(budget.spent_picousd), f"{burn} an hour now"
     if budget.limit_picousd is None or budget.left_picousd is None:
         return tile("Spent", spent, "without a budget", note)
     note += f"; {dollars(budget.reserved_picousd)} reserved, {dollars(max(0, budget.left_picousd))} left"

@@ -36,13 +36,18 @@ class Asked:
     digests: Mapping[str, str] = field(default_factory=dict)
 
 
+def is_id(text: str) -> bool:
+    """Whether an episode or a run can be called so."""
+    return _ID.fullmatch(text) is not None
+
+
 def asked(text: str) -> Asked:
     """Read the page's question: JSON with its query string and its digests. Anything else asks for the overview."""
     try:
         told = json.loads(text[:_ASKED_CHARACTERS])
         query = parse_qs(str(told["search"]).removeprefix("?"))
         digests = {str(name): str(digest) for name, digest in dict(told["digests"]).items()}
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return Asked()
     return Asked(_last(query, "episode"), _last(query, "window"), digests)
 
@@ -54,8 +59,7 @@ def changed(lookout: Lookout, question: Asked) -> dict[str, Markup | None]:
 
 
 def _one(lookout: Lookout, episode_id: str) -> dict[str, tuple[Markup, str]]:
-    known = _ID.fullmatch(episode_id) is not None
-    found = lookout.episode(episode_id) if known else EpisodeView(episode_id, 0.0)
+    found = lookout.episode(episode_id) if is_id(episode_id) else EpisodeView(episode_id, 0.0)
     top = _sealed({"header": header(lookout.view())})
     return {**_EMPTY, **top, **_episode(found)}
 

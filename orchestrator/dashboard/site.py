@@ -16,13 +16,19 @@ from starlette.types import ASGIApp
 
 from orchestrator.dashboard.gate import Gate, answered, refusal
 from orchestrator.dashboard.lookout import EpisodeView, Lookout
+from orchestrator.dashboard.panes import is_id
+from orchestrator.deadline import Deadline
 from orchestrator.farm import Farm
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.redis_address import without_password
+from orchestrator.runs import count_open
 
 logger = logging.getLogger(__name__)
 
 PATH = "/dashboard"
+
+_ANSWER_SECONDS = 10.0
+"""A run of 100 receipts is a dozen round trips."""
 
 _NEWEST = 100
 """Receipts that a run's answer lists; `rollout-farm receipts --run` lists all."""
@@ -31,13 +37,14 @@ _NEWEST = 100
 def add_dashboard(app: FastAPI, farm: Farm, make_page: Callable[[Lookout, str], ASGIApp], *, token: str | None) -> None:
     """Add page and JSON to the application. `make_page` is page.make_page, imported when somebody looks."""
     lookout = Lookout(farm)
+    deadline = Deadline(seconds=_ANSWER_SECONDS, places=8)
 
     def guarded(request: Request, answer: Callable[[], Response]) -> Response:
         refused = refusal(request.headers, token)
         if refused is not None:
             return refused
         try:
-            return answer()
+            return deadline.within(answer)
         except (RedisError, OSError) as error:
             logger.warning("not read: %s", without_password(str(error)))
             return answered({"error": "the farm's Redis does not answer; ask again when it is back"}, 503)
@@ -90,14 +97,16 @@ def episode_json(view: EpisodeView) -> dict[str, Any]:
 
 def run_json(farm: Farm, run_id: str) -> dict[str, Any] | None:
     """A run: how many of its episodes are where, its budget, its newest receipts; None when it is not known."""
+    if not is_id(run_id):
+        return None
     receipts = Receipts(farm.redis, farm.ledger.allocations)
-    states = [row.state for row in farm.ledger.open_rows() if row.run_id == run_id]
-    if not states and not receipts.knows_run(run_id):
+    counts = count_open(farm.redis, run_id)
+    if not counts and not receipts.knows_run(run_id):
         return None
     newest = list(receipts.select(ReceiptFilter(run_id=run_id), limit=_NEWEST))
     return {
         "run_id": run_id,
-        "open": {str(state): states.count(state) for state in sorted(set(states))},
+        "open": {str(state): counts[state] for state in sorted(counts)},
         "ended": receipts.count_of_run(run_id),
         "budget": farm.budget.read(run_id).as_json(),
         "newest_receipts": [settled.as_json() for settled in newest],

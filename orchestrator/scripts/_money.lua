@@ -11,6 +11,9 @@
 --   reserved_policy, reserved_verifier                 its reservation; each goes when that sandbox is settled, both go
 --                                                      with the permit
 --   size                                               vcpus:memory_mb that they were reckoned with
+--   rates                                              pico-dollars per vCPU-second:per GiB-second of whoever gave the
+--                                                      permit; its sandboxes are priced by them wherever they are
+--                                                      settled: at other prices they could cost more than is reserved
 --   unfunded_at                                        since when its money is reserved for others; absent: it was not,
 --                                                      when it asked last
 
@@ -47,6 +50,12 @@ local function move_money(farm, run, reserved, spent)
     if spent ~= 0 then redis.call('HINCRBY', budget, 'spent', string.format('%.0f', spent)) end
   end
   redis.call('EXPIRE', run, RUN_SECONDS)
+end
+
+-- An episode's rates, or those of whoever asks while it has none.
+local function rates_of(rates, per_vcpu, per_gib)
+  local of_vcpu, of_gib = string.match(rates or '', '^(%d+):(%d+)$')
+  return tonumber(of_vcpu or per_vcpu), tonumber(of_gib or per_gib)
 end
 
 -- The most that `seconds` (whole) of a sandbox can cost; prices in pico-dollars a second. Rounded up.

@@ -63,7 +63,8 @@ local function grant()
   redis.call('ZADD', KEYS[1], mine and -mine.total or now, ARGV[1])
   if run then
     redis.call('HSET', KEYS[8], 'reserved_policy', string.format('%.0f', policy),
-               'reserved_verifier', string.format('%.0f', verifier), 'size', size)
+               'reserved_verifier', string.format('%.0f', verifier), 'size', size,
+               'rates', ARGV[7] .. ':' .. ARGV[8])
     move_money(KEYS[13], run, policy + verifier, 0)
   end
   if not queue then return 1 end

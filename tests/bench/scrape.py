@@ -40,7 +40,7 @@ def scrape(receipts: int = _RECEIPTS, sandboxes: int = _SANDBOXES, count: int = 
         opened_farm(url, concurrency_limit=sandboxes) as farm,
     ):
         _fill(farm, receipts, sandboxes)
-        with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as where, httpx.Client() as client:
+        with serving(create_app(farm), "127.0.0.1", 0) as where, httpx.Client() as client:
             _seconds(client, f"{where}/metrics")
             began = _processor_seconds(farm)
             whole = milliseconds([_seconds(client, f"{where}/metrics") for _ in range(count)])

@@ -119,11 +119,15 @@ def test_it_asks_at_least_once_a_second_and_is_sent_only_what_has_changed(
     told = [json.loads(json.loads(body)["data"][0]) for body in watched.asked]
     assert told[0]["digests"] == {}
     assert set(told[-1]["digests"]) == {"header", "alarms", "tiles", "trends", "episodes", "workers", "episode"}
-    with watched.page.expect_response("**/run/predict**") as found:
-        pass
-    panes = found.value.json()["data"]
-    assert 'data-pane="header"' in panes[0], "its clock goes on"
-    assert "data-pane" not in str(panes[5]), "the workers have not changed"
+    for _ in range(20):  # two answers may show the same second
+        with watched.page.expect_response("**/run/predict**") as found:
+            pass
+        panes = found.value.json()["data"]
+        assert "data-pane" not in str(panes[5]), "the workers have not changed"
+        if 'data-pane="header"' in str(panes[0]):
+            break
+    else:
+        pytest.fail("its clock stands still")
 
 
 def test_hostile_output_is_shown_and_does_nothing(lasting: Field, url: str, open_page: OpenPage) -> None:

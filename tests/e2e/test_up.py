@@ -56,7 +56,7 @@ def test_status_and_run_find_it_and_ctrl_c_ends_all_of_it(someone: User, up: Mar
     code, status = someone.run("status", "--json")
     assert json.loads(status.stdout)["outcomes"] == {"solved": 1, "wrong_answer": 1}
     code, status = someone.run("status")
-    assert "workers     1 (2 live slots)" in status.stdout
+    assert "workers     1 on 1 host (2 live slots, 0 busy)" in status.stdout
 
     found = json.loads((someone.home / ".farm" / "stack.json").read_text())
     settings = Settings(_env_file=None, redis_url=found["redis_url"])  # type: ignore[call-arg]

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import cast
 
 import pytest
 from redis import Redis
 
 from orchestrator.allocations import RECONCILER_TOKEN
-from orchestrator.cost import cost_picousd, parse_usd
+from orchestrator.cost import By, cost_picousd, parse_usd
 from orchestrator.errors import EpisodeAborted, SettingsError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission, Answer
+from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
+from orchestrator.spending import Spending, burn_picousd_per_hour
 from orchestrator.vocabulary import Outcome, Role
 from tests.support.clocked import Clocked
-from tests.support.scene import Scene
+from tests.support.reconcilers import LEASE_SECONDS
+from tests.support.scene import LaterLedger, Scene
 from tests.support.truth import a_receipt, a_spec, admit, farm_settings, intended, leased, opened_farm, stored
 
 pytest_plugins = ["tests.support.scene"]
@@ -285,6 +289,33 @@ def test_an_episode_given_back_to_the_queue_has_nothing_reserved(farm: Farm) -> 
     assert again is not None
     assert ask(farm, late[0]) is Answer.GRANTED
     end(farm, (late[0], again))
+
+
+def test_a_cap_holds_where_another_process_settles_at_other_prices(scene: Scene) -> None:
+    """Money is reserved at the rates of the worker; a reconciler of ten times the price finishes what it left."""
+    limit(scene.farm, WORST, None)
+    spec, _, _ = scene.started()
+    (name,) = scene.farm.ledger.allocation_ids(spec.episode_id)
+    scene.farm.redis.hincrby(Keys.allocation(name), "created_at", -600_000)
+    with opened_farm(
+        scene.farm.settings.redis_url or "", vcpu_usd_per_second=0.00014, gib_usd_per_second=0.000045
+    ) as dear:
+        assert burn_picousd_per_hour(dear.ledger.allocations.running()) == 3600 * PRICE
+        _, accrued = Spending(dear.ledger, Receipts(dear.redis, dear.ledger.allocations)).bills(By.RUN, ReceiptFilter())
+        assert 600 * PRICE <= accrued.cost_picousd <= 611 * PRICE
+        dear.ledger.allocations.sized(stored(dear, name), vcpus=2, memory_mb=1024)
+        assert books(dear, None) == (0, 731 * 32_500_000), "a larger one is reserved for at the worker's rates as well"
+        scene.ledger = LaterLedger(dear.redis, dear.ledger.allocations, retention_seconds=3600)
+        reconciler = scene.watcher("reconciler-dear")
+        scene.kill(spec)
+        scene.pass_time(LEASE_SECONDS)
+        reconciler.run_once()
+        settled = dear.ledger.receipt(spec.episode_id)
+        assert settled is not None
+        spent, reserved = books(dear, None)
+        assert (spent, reserved) == (settled.cost_picousd, 0)
+        assert 600 * 32_500_000 <= spent <= WORST
+        assert cast("str", dear.redis.hget(Keys.COUNTERS, "cost_picousd:policy")) == str(spent)
 
 
 def test_rates_and_the_default_size_are_settings(redis_url: str) -> None:

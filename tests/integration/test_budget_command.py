@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from redis import Redis
 from typer.testing import CliRunner
 
 from deploy.cli import build
+from deploy.exit_codes import ExitCode
 from orchestrator.errors import FarmError, SettingsError
 from orchestrator.farm import Farm
+from orchestrator.keys import Keys
 from orchestrator.pool import Pool
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
@@ -26,7 +29,7 @@ def _surroundings(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def shown(*words: str) -> dict[str, Any]:
     done = CliRunner().invoke(build(), ["budget", "--json", *words])
     assert done.exit_code == 0, done.output
-    read: dict[str, Any] = json.loads(done.output)
+    read: dict[str, Any] = json.loads(done.stdout)
     return read
 
 
@@ -57,6 +60,38 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(words: tuple[str, ..
     done = CliRunner().invoke(build(), ["budget", *words])
     assert isinstance(done.exception, SettingsError)
     assert shown()["limit_usd"] is None
+
+
+NO_IDS = ["", "a b:*", "\x1b[31m", "x" * 5000, "Run-1", "run-1\n"]
+
+
+@pytest.mark.parametrize("run", NO_IDS)
+def test_what_no_run_can_be_called_is_refused_and_caps_nothing(farm: Farm, redis: Redis, run: str) -> None:
+    done = CliRunner().invoke(build(), ["budget", "--run", run, "--set", "1"])
+    assert done.exit_code == ExitCode.USAGE
+    assert "--run" in done.output
+    assert "a-z, 0-9" in done.output
+    assert "\x1b" not in done.output
+    assert len(done.output) < 1000
+    assert list(redis.scan_iter(Keys.BUDGET + "*")) == []
+
+
+@pytest.mark.parametrize("option", ["--run", "--group"])
+@pytest.mark.parametrize("command", ["cancel", "cost", "receipts"])
+def test_every_command_refuses_what_no_run_or_group_can_be_called(command: str, option: str) -> None:
+    done = CliRunner().invoke(build(), [command, option, ""])
+    assert (done.exit_code, option in done.output) == (ExitCode.USAGE, True)
+
+
+def test_a_limit_for_a_run_that_has_not_begun_is_set_and_says_so(farm: Farm) -> None:
+    done = CliRunner().invoke(build(), ["budget", "--run", "run-next", "--set", "1"])
+    assert done.exit_code == 0
+    assert "no such run yet" in done.stderr
+    assert "no such run yet" not in done.stdout
+    spec, lease = leased(farm)
+    begun = CliRunner().invoke(build(), ["budget", "--run", spec.run_id, "--set", "1"])
+    assert (begun.exit_code, begun.stderr) == (0, "")
+    farm.ledger.commit(a_receipt(spec), lease.token)
 
 
 def test_an_unknown_run_is_an_error_that_says_what_to_do(farm: Farm) -> None:

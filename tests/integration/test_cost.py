@@ -165,7 +165,7 @@ def test_an_unresolved_sandbox_accrues_after_its_receipt_once_and_no_longer_than
 
 def test_the_burn_rate_is_that_of_sandboxes_that_may_run(farm: Farm) -> None:
     def burn() -> int:
-        return burn_picousd_per_hour(farm.ledger.allocations.running(), farm.settings.rates())
+        return burn_picousd_per_hour(farm.ledger.allocations.running())
 
     assert burn() == 0
     first, second = leased(farm), leased(farm)
@@ -185,7 +185,7 @@ def test_a_sandbox_whose_size_is_not_known_yet_burns_as_one_of_the_assumed_size(
     farm.ledger.allocations.created(row, "sandbox-1", lease.token, creating_ms=10)
     rates = farm.settings.rates()
     assumed = hourly_picousd(vcpus=rates.assumed.vcpus, memory_mb=rates.assumed.memory_mb, rates=rates)
-    assert burn_picousd_per_hour(farm.ledger.allocations.running(), rates) == assumed > 0
+    assert burn_picousd_per_hour(farm.ledger.allocations.running()) == assumed > 0
     assert read_status(farm).burn_picousd_per_hour == assumed
     assert f"farm_burn_usd_per_hour {float(usd(assumed))}" in generate_latest(registry_of(read(farm))).decode()
 

@@ -27,11 +27,21 @@ from orchestrator.dashboard.panes import PANES, Asked, changed
 from orchestrator.dashboard.site import add_dashboard
 from orchestrator.farm import Farm, open_farm
 from orchestrator.keys import Keys
-from orchestrator.metrics import read
 from orchestrator.transcripts import Transcript
 from orchestrator.vocabulary import Outcome, Role
 from orchestrator.web import create_app
-from tests.support.truth import a_receipt, a_spec, admit, beat_slots, ended_unresolved, farm_settings, intended, leased
+from tests.support.redis_processes import RedisProcess
+from tests.support.truth import (
+    a_receipt,
+    a_spec,
+    admit,
+    beat_slots,
+    ended_unresolved,
+    farm_settings,
+    intended,
+    leased,
+    opened_farm,
+)
 from tests.support.waiting import wait_until
 
 QUESTION = {"data": ['{"search": "", "digests": {}}'], "fn_index": 0, "session_hash": "s", "trigger_id": 4}
@@ -48,7 +58,7 @@ async def stand_in(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextmanager
 def site(farm: Farm, *, token: str | None = None, page: ASGIApp = stand_in) -> Iterator[httpx.Client]:
-    app = create_app(lambda: read(farm), token=token)
+    app = create_app(farm, token=token)
     add_dashboard(app, farm, lambda lookout, path: page, token=token)
     with serving(app, "127.0.0.1", 0) as url, httpx.Client(base_url=url, timeout=20) as browser:
         yield browser
@@ -87,6 +97,19 @@ def test_an_episode_and_its_run_are_json_and_what_is_unknown_is_a_clear_404(farm
         assert browser.get("/api/runs/%2e%2e%00<script>").status_code == 404
 
 
+def test_a_run_is_counted_among_many_without_reading_the_rows_of_others(tmp_path: Path) -> None:
+    with RedisProcess(tmp_path / "redis") as server, opened_farm(f"redis://127.0.0.1:{server.port}/0") as farm:
+        for number in range(4500):
+            farm.ledger.open(a_spec(run_id="run-few" if number in (0, 2000, 4499) else "run-many"))
+        leased(farm, a_spec(run_id="run-few"))
+        with site(farm) as browser:
+            said = browser.get("/api/runs/run-few").raise_for_status().json()["open"]
+            assert said == {"queued": 3, "running": 1}
+            sent = farm.redis.info("stats")["total_net_output_bytes"]
+            assert browser.get("/api/runs/run-none").status_code == 404
+            assert farm.redis.info("stats")["total_net_output_bytes"] - sent < 50_000
+
+
 def test_the_root_leads_to_the_dashboard_and_keeps_what_is_asked_for(farm: Farm) -> None:
     with site(farm) as browser:
         assert browser.get("/?episode=e-1").headers["location"] == "dashboard/?episode=e-1"
@@ -120,6 +143,8 @@ def test_a_question_reaches_gradio_as_the_page_would_ask_it_and_nothing_else_doe
         assert "event_id" not in told
         wrong: tuple[object, ...] = ({}, [], {"data": [], "fn_index": 0}, {**QUESTION, "fn_index": 1})
         wrong += ({**QUESTION, "data": [{"path": "/etc/passwd"}]}, {**QUESTION, "data": ["x" * 20_000]})
+        for content in ("[" * 16_000, '{"data": ["{}"], "fn_index": 1e999}', '{"data": ["{}"], "fn_index": NaN}'):
+            assert browser.post(ask, content=content).status_code == 400, content[:50]
         for body in wrong:
             answer = browser.post(ask, json=body)
             assert (answer.status_code, answer.text) == (400, "not a question of the page\n")
@@ -145,12 +170,13 @@ def test_a_token_guards_page_and_json_and_comes_as_bearer_or_as_password(farm: F
     name = ended(farm)
     with site(farm, token="sécret:x") as browser:
         paths = ("/dashboard/", "/dashboard/assets/a.js", f"/api/episodes/{name}", "/api/runs/run-test")
-        refused: tuple[dict[str, str], ...] = (
+        refused: tuple[dict[str, str] | dict[bytes, bytes], ...] = (
             {},
             basic("any:wrong"),
             basic("sécret:x"),
         )
         refused += ({"Authorization": "Bearer wrong"}, {"Authorization": "Basic ="}, {"Authorization": "Digest a"})
+        refused += ({b"Authorization": b"Basic \xe9"}, {b"Authorization": b"Bearer \xe9"})
         for path in paths:
             for headers in refused:
                 answer = browser.get(path, headers=headers)
@@ -181,7 +207,7 @@ def test_without_a_token_this_host_is_answered(farm: Farm, host: str) -> None:
 
 def test_a_page_that_takes_long_to_make_says_so_and_keeps_nobody_else_waiting(farm: Farm) -> None:
     ready = threading.Event()
-    app = create_app(lambda: read(farm))
+    app = create_app(farm)
 
     def slow(lookout: Lookout, path: str) -> ASGIApp:
         assert ready.wait(20)
@@ -208,7 +234,7 @@ def test_a_missing_gradio_is_said_and_tried_again(farm: Farm) -> None:
             raise ModuleNotFoundError("No module named 'gradio'")
         return stand_in
 
-    app = create_app(lambda: read(farm))
+    app = create_app(farm)
     add_dashboard(app, farm, broken, token=None)
     with serving(app, "127.0.0.1", 0) as url, httpx.Client(base_url=url, timeout=20) as browser:
         answer = browser.get("/dashboard/")

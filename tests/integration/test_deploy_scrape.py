@@ -27,7 +27,7 @@ from orchestrator.vocabulary import SLOTS_PER_WORKER, Outcome, Role
 from tests.support import dashboards
 from tests.support.farm import KEY, Field, Ground, candidate, open_settings, repaired, script
 from tests.support.processes import Marked, worker_environment
-from tests.support.prometheus import DEPLOY, Prometheus, rules, running_prometheus, told
+from tests.support.prometheus import DEPLOY, Prometheus, aggregations, rules, running_prometheus, told
 from tests.support.truth import a_receipt, a_request, a_spec, admit, intended, leased
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
@@ -176,6 +176,24 @@ def test_every_query_of_every_panel_returns_data(watched: Watched) -> None:
     asked = {str(query): dashboards.filled(query.expression, VARIABLES) for query in dashboards.queries()}
     assert len(asked) > 40
     check_data(watched.prometheus, asked)
+
+
+def test_every_label_that_is_grouped_by_or_shown_is_there(watched: Watched) -> None:
+    """To Prometheus a label that nothing has is empty and no error: a chart would show one line without a name."""
+    wanted: dict[str, tuple[str, ...]] = {}
+    for query in dashboards.queries():
+        expression = dashboards.filled(query.expression, VARIABLES)
+        wanted |= dict(aggregations(expression))
+        if query.legend_labels:
+            wanted[expression] = query.legend_labels
+    for rule in rules():
+        wanted |= dict(aggregations(rule["expr"]))
+    assert len(wanted) > 40
+    check_data(watched.prometheus, {expression: expression for expression in wanted})
+    for expression, labels in wanted.items():
+        for row in watched.prometheus.query(expression):
+            missing = [label for label in labels if not row["metric"].get(label)]
+            assert not missing, f"{missing} of {expression}: {row['metric']}"
 
 
 def test_every_rule_returns_data_and_the_alerts_of_this_traffic_are_raised(watched: Watched) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from orchestrator.errors import InfrastructureLost
 from orchestrator.keys import Keys
+from orchestrator.provider import Sandbox
 from orchestrator.vocabulary import Outcome
 from tests.support.e2b_local import sandbox_request
-from tests.support.farm import Field, Ground, candidate, open_field, repaired, script
+from tests.support.farm import KEY, Field, Ground, candidate, open_field, repaired, script
 from tests.support.faults import BOTH, ServiceFaults, reconciled, solvable
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
@@ -135,6 +136,32 @@ def test_latency_of_every_operation_costs_time_only(field: Field, faults: Servic
     assert field.run(spec) == "solved"
     field.check_ended(spec.episode_id, Outcome.SOLVED, roles=BOTH)
     assert faults.hits().keys() == {f"latency.{operation}" for operation in operations}
+
+
+class Attaching(E2BProvider):
+    """Notes the life that each sandbox is given once its id is known."""
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(KEY, api_url=ground.sandboxes.url)
+        self.lives: list[int] = []
+
+    def attach(self, sandbox_id: str, *, lifetime_seconds: int) -> Sandbox:
+        """As ever."""
+        self.lives.append(lifetime_seconds)
+        return super().attach(sandbox_id, lifetime_seconds=lifetime_seconds)
+
+
+def test_a_sandbox_whose_creation_was_answered_late_outlives_its_reservation_by_nothing(
+    field: Field, faults: ServiceFaults
+) -> None:
+    """Money is reserved from the sending on: what the answer took is taken off the life that follows."""
+    faults.set(latency__create="constant:2.2", only__role="policy")
+    provider = Attaching(field.ground)
+    spec = solvable(field)
+    assert field.run(spec, provider=provider) == "solved"
+    [life] = provider.lives
+    assert 0 < life <= spec.budgets.policy_lifetime_seconds - 2
+    field.check_ended(spec.episode_id, Outcome.SOLVED, roles=BOTH)
 
 
 def test_a_sandbox_made_after_its_asker_has_left_is_settled(

@@ -17,16 +17,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.embedded import EmbeddedRedis
 from deploy.web_server import serving
 from orchestrator.cost import usd
-from orchestrator.errors import SettingsError
+from orchestrator.errors import OutcomeUnknown, SettingsError
 from orchestrator.farm import Farm, open_farm
-from orchestrator.metrics import read
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import SettledReceipt
+from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
 from orchestrator.web import create_app
 from tests.support.farm import Field, Ground, candidate, open_field, repaired, script
 from tests.support.processes import ROOT, Marked, worker_environment
 from tests.support.programs import program
+from tests.support.redis_processes import RedisProcess
+from tests.support.scene import Scene
+from tests.support.slow_port import slow_port
 from tests.support.truth import (
     a_spec,
     admit,
@@ -39,7 +42,7 @@ from tests.support.truth import (
 )
 from tests.support.waiting import wait_until
 
-pytest_plugins = ["tests.support.farm"]
+pytest_plugins = ["tests.support.farm", "tests.support.scene"]
 
 Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -58,7 +61,7 @@ def value(found: Series, name: str, **labels: str) -> float:
 
 def scrape(farm: Farm) -> str:
     """What an orchestrator of its own answers."""
-    with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+    with serving(create_app(farm), "127.0.0.1", 0) as url:
         return httpx.get(f"{url}/metrics", timeout=10).raise_for_status().text
 
 
@@ -137,7 +140,7 @@ def test_every_name_of_the_design_is_there_and_none_carries_an_id(lasting: Field
     counters |= {"sandbox_seconds", "cost_usd"}
     gauges = {"queue_episodes", "slots", "workers", "sandboxes", "concurrency_limit", "creation_rate_limit"}
     gauges |= {"cooldown_seconds", "unresolved_allocations", "burn_usd_per_hour", "budget_usd", "redis_up"}
-    gauges |= {"reconciled_timestamp_seconds"}
+    gauges |= {"reconciled_timestamp_seconds", "not_settled"}
     histograms = {"episode_phase_seconds", "tool_call_seconds", "episode_reward", "episode_cost_usd"}
     for kind, names in (("counter", counters), ("gauge", gauges), ("histogram", histograms)):
         assert {name for name, family in families.items() if family.type == kind} == {f"farm_{name}" for name in names}
@@ -147,7 +150,7 @@ def test_every_name_of_the_design_is_there_and_none_carries_an_id(lasting: Field
     assert {name for name, _ in given} <= labels
     known = {*map(str, Outcome), *map(str, Role), *map(str, AllocationState), *map(str, Phase)}
     known |= {"rate", "concurrency", "terminal", "submit", "ok", "failed", "timed_out", "lost", lasting.settings.queue}
-    known |= {"busy", "idle", "configured", "effective", "spent", "reserved"}
+    known |= {"busy", "idle", "configured", "effective", "spent", "reserved", *map(str, Kind)}
     assert {v for name, v in given if name != "le"} <= known
 
 
@@ -191,6 +194,27 @@ def test_what_goes_on_now_is_seen(redis_url: str) -> None:
     assert value(found, "farm_reconciled_timestamp_seconds") == 0
 
 
+def test_what_reconcilers_cannot_settle_is_counted_until_it_is(scene: Scene) -> None:
+    spec, _, sandbox_id = scene.started()
+    stray = scene.provider.add({"farm": scene.ledger.farm_tag(), "allocation": "e-gone-a1-policy", "episode": "e-gone"})
+    scene.provider.undeletable |= {sandbox_id, stray}
+    scene.kill(spec)
+
+    def counted() -> dict[str, float]:
+        scene.round()
+        found = series(scrape(scene.farm))
+        return {kind: value(found, "farm_not_settled", kind=kind) for kind in Kind}
+
+    assert counted() == {"episode": 0, "allocation": 1, "sandbox": 1, "provider": 0}
+    scene.provider.undeletable.clear()
+    scene.provider.refuse_list = OutcomeUnknown("no answer")
+    scene.pass_time(60)
+    assert counted()["provider"] == 1
+    scene.provider.refuse_list = None
+    scene.pass_time(60)
+    assert counted() == dict.fromkeys(Kind, 0)
+
+
 def test_a_late_settlement_is_in_the_cost_of_its_episode_and_counted_once(redis_url: str) -> None:
     with farm_of(farm_settings(redis_url)) as farm:
         row, lease = ended_unresolved(farm)
@@ -218,7 +242,7 @@ def test_the_budget_is_told_with_its_limit_once_there_is_one(redis_url: str) -> 
 def test_without_redis_metrics_say_so_and_readiness_fails(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path / "redis", appendfsync="no") as server:
         farm = open_farm(farm_settings(server.url), patient=False)
-        with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+        with serving(create_app(farm), "127.0.0.1", 0) as url:
             assert httpx.get(f"{url}/readyz").status_code == 200
             server.stop()
             answer = httpx.get(f"{url}/metrics", timeout=10)
@@ -227,9 +251,24 @@ def test_without_redis_metrics_say_so_and_readiness_fails(tmp_path: Path) -> Non
             assert httpx.get(f"{url}/healthz").status_code == 200
 
 
+def test_a_redis_that_answers_late_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Prometheus gives a scrape 10 s, Kubernetes a probe 5 s; a reading is a dozen answers."""
+    with RedisProcess(tmp_path / "redis") as server, slow_port(server.port, seconds=2) as port:
+        farm = open_farm(farm_settings(f"redis://127.0.0.1:{port}/0"), patient=False, answer_seconds=3)
+        with serving(create_app(farm), "127.0.0.1", 0) as url:
+            for _ in range(2):
+                assert httpx.get(f"{url}/readyz", timeout=5).status_code in (200, 503)
+                found = series(httpx.get(f"{url}/metrics", timeout=10).text)
+                assert found == {("farm_redis_up", frozenset()): 0.0}
+                assert httpx.get(f"{url}/healthz", timeout=5).status_code == 200
+            wait_until(
+                lambda: httpx.get(f"{url}/readyz", timeout=5).status_code == 200, description="a ping is one answer"
+            )
+
+
 def test_openmetrics_is_spoken_to_who_asks_for_it(redis_url: str) -> None:
     with farm_of(farm_settings(redis_url)) as farm:
-        with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+        with serving(create_app(farm), "127.0.0.1", 0) as url:
             answer = httpx.get(f"{url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
@@ -237,19 +276,31 @@ def test_openmetrics_is_spoken_to_who_asks_for_it(redis_url: str) -> None:
 
 def test_a_token_guards_the_metrics_and_not_the_probes(redis_url: str) -> None:
     with farm_of(farm_settings(redis_url)) as farm:
-        with serving(create_app(lambda: read(farm), token="secret"), "127.0.0.1", 0) as url:
+        with serving(create_app(farm, token="secret"), "127.0.0.1", 0) as url:
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
                 assert httpx.get(f"{url}/metrics", headers=headers).status_code == 401
             assert httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer secret"}).status_code == 200
             assert httpx.get(f"{url}/healthz").status_code == 200
 
 
+@pytest.mark.parametrize("host", ["farm.example", "farm.example:9400", "10.0.0.7:9400", ""])
+def test_without_a_token_metrics_are_read_under_no_foreign_name_and_probes_under_any(farm: Farm, host: str) -> None:
+    with serving(create_app(farm), "127.0.0.1", 0) as url:
+        answer = httpx.get(f"{url}/metrics", headers={"Host": host})
+        assert (answer.status_code, "FARM_METRICS_TOKEN" in answer.text) == (403, True)
+        for path in ("/healthz", "/readyz"):
+            assert httpx.get(f"{url}{path}", headers={"Host": host}).status_code == 200
+    with serving(create_app(farm, token="secret"), "127.0.0.1", 0) as url:
+        headers = {"Host": host, "Authorization": "Bearer secret"}
+        assert httpx.get(f"{url}/metrics", headers=headers).status_code == 200
+
+
 def test_an_address_that_is_taken_is_a_clear_error(redis_url: str) -> None:
     with farm_of(farm_settings(redis_url)) as farm:
-        with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+        with serving(create_app(farm), "127.0.0.1", 0) as url:
             port = int(url.rpartition(":")[2])
             with pytest.raises(SettingsError, match=f"127.0.0.1:{port} cannot be listened on .* choose another"):
-                with serving(create_app(lambda: read(farm)), "127.0.0.1", port):
+                with serving(create_app(farm), "127.0.0.1", port):
                     pass
 
 

@@ -14,7 +14,6 @@ from deploy.web_server import serving
 from orchestrator.errors import ConcurrencyLimited, RateLimited
 from orchestrator.farm import Farm
 from orchestrator.limiter import Admission
-from orchestrator.metrics import read
 from orchestrator.pool import Pool
 from orchestrator.provider import CreateRequest, Sandbox
 from orchestrator.vocabulary import Outcome
@@ -31,7 +30,7 @@ pytest_plugins = ["tests.support.farm"]
 
 def scrape(farm: Farm) -> dict[str, float]:
     """Every sample, by name and labels as Prometheus writes them."""
-    with serving(create_app(lambda: read(farm)), "127.0.0.1", 0) as url:
+    with serving(create_app(farm), "127.0.0.1", 0) as url:
         text = httpx.get(f"{url}/metrics", timeout=10).raise_for_status().text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {f"{s.name}{{{','.join(f'{k}={v}' for k, v in s.labels.items())}}}": s.value for s in samples}

@@ -19,11 +19,14 @@ from rich.console import Console
 
 from deploy.glance import Board, board_lines, draw, facts_of
 from orchestrator.farm import Farm
+from orchestrator.presence import WorkerRow
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.settings import Settings
 from orchestrator.status import Status, read_status
+from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import Outcome
 from tests.support.processes import Marked, worker_environment
+from tests.support.redis_processes import RedisProcess
 from tests.support.redis_server import running_redis
 from tests.support.truth import a_receipt, admit, farm_settings, intended, leased, stored
 from tests.support.waiting import wait_until
@@ -145,6 +148,20 @@ def test_it_goes_on_when_redis_comes_back(tmp_path: Path) -> None:
         process.end()
 
 
+def test_a_redis_that_stands_still_is_told_within_seconds(tmp_path: Path) -> None:
+    with RedisProcess(tmp_path / "redis", []) as server:
+        process = started(farm_settings(f"redis://127.0.0.1:{server.port}/0"), tmp_path)
+        try:
+            wait_until(lambda: "workers     0" in process.stdout, description="a look", seconds=40)
+            server.signal(signal.SIGSTOP)
+            try:
+                wait_until(lambda: "TROUBLE     Redis is away" in process.stdout, description="it says so", seconds=10)
+            finally:
+                server.signal(signal.SIGCONT)
+        finally:
+            process.end()
+
+
 def test_a_farm_that_is_not_there_ends_it_at_once(tmp_path: Path) -> None:
     process = started(farm_settings("redis://127.0.0.1:1/0"), tmp_path)
     try:
@@ -174,6 +191,40 @@ def test_spending_stands_in_the_status_and_an_almost_empty_budget_is_an_alarm(fa
     farm.ledger.allocations.absent(row, lease.token, running_ms=200_000)
     farm.ledger.commit(a_receipt(spec), lease.token)
     assert Decimal(look(farm).as_json()["budget"]["spent_usd"]) == Decimal("0.00605")
+
+
+def in_window(drawn: Board, width: int, height: int) -> list[str]:
+    """The lines of a terminal of this size; as rich's Live does, it shows no more than fit."""
+    console = Console(width=width, height=height)
+    with console.capture() as capture:
+        console.print(draw(drawn))
+    return capture.get().splitlines()[:height]
+
+
+def test_many_workers_hide_nothing_in_an_ordinary_window(farm: Farm) -> None:
+    for number in range(20):
+        worker = WorkerRow(f"worker-{number}", f"host-{number % 3}", 1, "running", 2, "http://127.0.0.1:1")
+        farm.presence.beat_worker(worker, [f"worker-{number}-{slot}" for slot in range(2)])
+    for outcome in (Outcome.SOLVED, Outcome.CLEANUP_UNRESOLVED, Outcome.WRONG_ANSWER):
+        ended(farm, outcome)
+    episodes = [leased(farm) for _ in range(12)]
+    row = intended(farm, *episodes[0])
+    farm.ledger.allocations.unknown(row, episodes[0][1].token, "its answer was lost " * 40)
+    for number in range(10):
+        farm.ledger.unresolved.keep(Kind.SANDBOX, f"sandbox-{number}", "500: cannot be deleted now", now=1.0)
+    drawn = board(farm, trouble="Redis is away")
+    for width, height in ((80, 24), (60, 30)):
+        lines = in_window(drawn, width, height)
+        text = "\n".join(lines)
+        assert any(line.startswith("UNRESOLVED") and row.allocation_id in line for line in lines), text
+        assert "and 8 more: rollout-farm status shows all" in text
+        assert "20 on 3 hosts (40 live slots, 12 busy)" in text
+        assert any(line.startswith("limits") for line in lines), text
+        ends = lines[next(at for at, line in enumerate(lines) if "last outcomes" in line) :]
+        for outcome in (Outcome.SOLVED, Outcome.CLEANUP_UNRESOLVED, Outcome.WRONG_ANSWER):
+            assert any(f"{outcome} " in line for line in ends), text
+    for spec, lease in episodes:
+        farm.ledger.commit(a_receipt(spec), lease.token)
 
 
 def test_a_board_shows_limits_trouble_and_nothing_that_steers(farm: Farm) -> None:

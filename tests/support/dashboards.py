@@ -20,6 +20,12 @@ class PanelQuery:
     dashboard: str
     panel: str
     expression: str
+    legend: str
+
+    @property
+    def legend_labels(self) -> tuple[str, ...]:
+        """Those that the names of its lines are made of."""
+        return tuple(re.findall(r"\{\{\s*(\w+)\s*\}\}", self.legend))
 
     def __str__(self) -> str:
         return f"{self.dashboard} / {self.panel}: {self.expression}"
@@ -43,7 +49,7 @@ def panels(board: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def queries() -> list[PanelQuery]:
     """Every query of every dashboard."""
     return [
-        PanelQuery(path.name, panel["title"], target["expr"])
+        PanelQuery(path.name, panel["title"], target["expr"], target.get("legendFormat", ""))
         for path in DASHBOARDS
         for panel in panels(load(path.name))
         for target in panel["targets"]

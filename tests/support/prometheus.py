@@ -120,3 +120,15 @@ def told(expression: str) -> str:
 def metrics_in(text: str) -> set[str]:
     """Names of the exporter's metrics that an expression, rule or text speaks of; not those that rules record."""
     return set(re.findall(r"(?<![:\w])farm_[a-z_]+[a-z]\b(?!:)", text))
+
+
+def aggregations(expression: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Every `... by (labels) (...)` inside an expression, and its labels; a label that no series has is no error."""
+    found = []
+    for match in re.finditer(r"\w+ by \(([\w, ]+)\) \(", expression):
+        depth, end = 1, match.end()
+        while depth:
+            depth += {"(": 1, ")": -1}.get(expression[end], 0)
+            end += 1
+        found.append((expression[match.start() : end], tuple(re.split(r",\s*", match[1]))))
+    return found

@@ -144,7 +144,7 @@ def test_an_unknown_episode_is_said_to_be_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    "given_text", ["", "null", "[]", '{"search": 1}', "{" * 5000, '{"search": "", "digests": [1]}']
+    "given_text", ["", "null", "[]", '{"search": 1}', "{" * 5000, "[" * 4000, '{"search": "", "digests": [1]}']
 )
 def test_a_question_that_is_none_asks_for_the_overview(given_text: str) -> None:
     assert asked(given_text) == Asked()
