@@ -18,6 +18,7 @@ from typing import Any
 from openenv.core.harness import HarnessAdapter, MCPHarnessAdapter  # type: ignore[import-untyped]
 from trl.experimental.async_grpo.openenv_harness import HarnessRolloutWorker
 
+from trainer.answers import accept_any_answer
 from trainer.sessions import PoolSessionFactory
 
 _LEAVE_SECONDS = 60.0
@@ -34,6 +35,7 @@ class FarmRolloutWorker(HarnessRolloutWorker):  # type: ignore[misc]
     def __init__(
         self, factory: PoolSessionFactory, *, harness_adapter: HarnessAdapter | None = None, **loop: Any
     ) -> None:
+        accept_any_answer(loop.get("processing_class"))
         super().__init__(
             harness_session_factory=functools.partial(_given, factory),
             harness_adapter=harness_adapter or MCPHarnessAdapter(),

@@ -34,6 +34,7 @@ from orchestrator.errors import EpisodeAborted, FarmError
 from orchestrator.farm import open_farm
 from orchestrator.pool import Reservation
 from orchestrator.vocabulary import Outcome
+from trainer.answers import accept_any_answer
 from trainer.environment import RemoteEpisode, RemoteEpisodes, aborted_outcome
 from trainer.groups import SURVIVORS, judge
 from trainer.processes import gathered, the_first_does
@@ -83,6 +84,7 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         self._empty_batches = 0
         more = _without_excluded(reward_funcs, environment_factory)
         super().__init__(model, more, *args, environment_factory=environment_factory, **options)
+        accept_any_answer(self._tokenizer)
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
 
     def train(self, *args: Any, **options: Any) -> Any:

@@ -143,6 +143,10 @@ WRONG_CALLS = [
     ToolCall("terminal", {"command": "\ud800"}),
     ToolCall("submit", {"answer": "x"}),
     ToolCall("terminal", {"command": "x" * 200_000}),
+    ToolCall("terminal", "ls"),
+    ToolCall("terminal", ["command"]),
+    ToolCall("submit", []),
+    ToolCall("submit", 0),
 ]
 
 
@@ -165,7 +169,7 @@ def test_a_call_that_is_wrong_is_text_for_the_model_and_no_failure(pool: Pool, f
     policy = Misled()
     found = collected(pool, identity_of(pool, label="misled"), policy, [Planned(0, 0, 0)])
     assert found[0, 0].outcome is Outcome.SOLVED
-    assert len(policy.told) == 6
+    assert len(policy.told) == len(WRONG_CALLS)
     assert all(text.startswith("{'error': ") for text in policy.told)
     assert "Tool bash not found." in policy.told[0]
 

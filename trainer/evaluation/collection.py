@@ -11,10 +11,10 @@ import logging
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from orchestrator.episodes import Episode
 from orchestrator.errors import CommandRefused, EpisodeAborted, EpisodeClosed, FarmError
@@ -224,7 +224,7 @@ class Collector(Generic[C]):
                 live.observed.append((call.name, _perform(live.episode, call)))
             except (EpisodeAborted, EpisodeClosed):
                 return self._end(live)
-            if call.name == "submit" and not call.arguments:
+            if call.name == "submit" and call.arguments == {}:
                 return self._end(live)
         return live
 
@@ -253,10 +253,10 @@ def _perform(episode: Episode, call: ToolCall) -> str:
     """What the model is shown of one call; what it got wrong is text for it, in TRL's words."""
     try:
         if call.name == "terminal":
-            return str(episode.terminal(**_only_command(call)))
+            return str(episode.terminal(**_only_command(_named(call))))
         if call.name == "submit":
-            if call.arguments:
-                raise _WrongCall(f"submit() takes no arguments, got {', '.join(map(str, call.arguments))}")
+            if given := _named(call):
+                raise _WrongCall(f"submit() takes no arguments, got {', '.join(map(str, given))}")
             return episode.submit()
         raise _WrongCall(f"Tool {call.name} not found.")
     except (_WrongCall, CommandRefused) as error:
@@ -267,8 +267,14 @@ class _WrongCall(Exception):
     """A tool that is not there, or arguments that it does not take."""
 
 
-def _only_command(call: ToolCall) -> dict[str, str]:
-    command = call.arguments.get("command")
-    if set(call.arguments) != {"command"} or not isinstance(command, str):
+def _named(call: ToolCall) -> Mapping[str, Any]:
+    if not isinstance(call.arguments, Mapping):
+        raise _WrongCall(f"{call.name}() argument after ** must be a mapping, not {type(call.arguments).__name__}")
+    return call.arguments
+
+
+def _only_command(arguments: Mapping[str, Any]) -> dict[str, str]:
+    command = arguments.get("command")
+    if set(arguments) != {"command"} or not isinstance(command, str):
         raise _WrongCall("terminal() takes one argument, command, which is text")
     return {"command": command}

@@ -6,7 +6,7 @@ observations of that episode alone, not on which others are asked with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -23,7 +23,8 @@ class ToolCall:
     """A policy's wish; whether there is such a tool is the environment's to say."""
 
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Any
+    """As they were written: a mapping when the call is right."""
 
 
 class Policy(Protocol[C]):
