@@ -121,6 +121,11 @@ class Pool:
         return self._budget.read(self.run_id)
 
     @redis_border
+    def trainer_left_seconds(self, trainer_id: str) -> float:
+        """How long another trainer's last heartbeat still counts: each one makes it longer, 0 says that it is lost."""
+        return self._presence.trainer_left_seconds(trainer_id)
+
+    @redis_border
     def reserve(self, count: int, *, wait_seconds: float = 0.0) -> Reservation:
         """Reserve `count` places, all or nothing, waiting at most `wait_seconds` for them to be free.
 

@@ -90,3 +90,8 @@ class Presence:
     def trainer_alive(self, trainer_id: str) -> bool:
         """Whether the trainer has said so within trainer_lost_seconds."""
         return bool(self._redis.exists(Keys.trainer(trainer_id)))
+
+    def trainer_left_seconds(self, trainer_id: str) -> float:
+        """How long the trainer's last heartbeat still counts; each one makes it longer, 0 says that it is lost."""
+        left: int = self._redis.pttl(Keys.trainer(trainer_id))
+        return max(0, left) / 1000

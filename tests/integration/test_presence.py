@@ -56,6 +56,17 @@ def test_a_trainer_is_alive_while_it_beats(presence: Presence) -> None:
     wait_until(lambda: not presence.trainer_alive("t1"), description="the heartbeat is gone")
 
 
+def test_each_heartbeat_of_a_trainer_makes_what_is_left_longer(presence: Presence) -> None:
+    assert presence.trainer_left_seconds("t1") == 0
+    presence.beat_trainer("t1")
+    assert 0 < presence.trainer_left_seconds("t1") <= 0.8
+    wait_until(lambda: presence.trainer_left_seconds("t1") < 0.7, description="some of it is over")
+    shorter = presence.trainer_left_seconds("t1")
+    presence.beat_trainer("t1")
+    assert presence.trainer_left_seconds("t1") > shorter
+    wait_until(lambda: presence.trainer_left_seconds("t1") == 0, description="the heartbeat is gone")
+
+
 def test_a_draining_workers_slots_are_no_capacity_any_more(lasting: Presence, redis: Redis) -> None:
     lasting.beat_worker(row("w1"), [slot_name("w1", 1), slot_name("w1", 2, start=3)])
     lasting.beat_worker(row("w1-1"), [slot_name("w1-1", 1)])

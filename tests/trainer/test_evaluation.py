@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.episodes import Episode
+from orchestrator.errors import FarmError
 from orchestrator.pool import Pool
+from orchestrator.settings import Settings
 from orchestrator.tasks import Task
 from orchestrator.vocabulary import Outcome
 from tests.learning.policy import TinyPolicy, tiny_policy, warm_start
@@ -261,13 +265,57 @@ def test_results_of_a_lost_file_are_found_in_their_receipts(pool: Pool, farm: Fi
 
 
 def test_what_a_killed_evaluation_left_running_is_ended_and_run_anew(pool: Pool, farm: Field) -> None:
-    identity = identity_of(pool, label="killed", tasks=TASKS[:1], episodes=1)
-    left_behind = pool.submit(TASKS[0], episode_id=identity.episode_id(0, 0))
-    left_behind.reset()
-    with Pool(farm.settings, run_id=identity.run_id) as another:
-        found = collected(another, identity, ScriptPolicy("right"), tasks=TASKS[:1], parallel=1)
-    assert (found[0, 0].retry, found[0, 0].outcome) == (1, Outcome.SOLVED)
-    assert left_behind.wait(10).outcome is Outcome.CANCELLED
+    identity = identity_of(pool, label="killed", tasks=TASKS[:1], episodes=2)
+    killed = Pool(farm.settings, run_id=identity.run_id)
+    left_behind = [killed.submit(TASKS[0], episode_id=identity.episode_id(0, sample)) for sample in range(2)]
+    for episode in left_behind:
+        episode.reset()
+        killed.forget(episode)
+    killed.close()  # which now only ends the heartbeat, as a kill does: the last one still counts for a while
+    assert pool.trainer_left_seconds(killed.trainer_id) > 0
+    found = collected(pool, identity, ScriptPolicy("right"), tasks=TASKS[:1], parallel=2)
+    assert [(it.retry, it.outcome) for it in found.values()] == [(1, Outcome.SOLVED)] * 2
+    ended = {episode.wait(10).outcome for episode in left_behind}
+    assert ended <= {Outcome.CANCELLED, Outcome.TRAINER_LOST}
+    killed.redis.close()
+
+
+def test_an_evaluation_that_another_process_runs_is_left_to_it(pool: Pool, farm: Field) -> None:
+    identity = identity_of(pool, label="twice", tasks=TASKS[:1], episodes=1)
+    with Pool(farm.settings, run_id=identity.run_id) as other:
+        theirs = other.submit(TASKS[0], episode_id=identity.episode_id(0, 0))
+        theirs.reset()
+        with Pool(farm.settings, run_id=identity.run_id) as ours:
+            with pytest.raises(FarmError, match=r"another process runs this evaluation now.*--label"):
+                collected(ours, identity, ScriptPolicy("right"), tasks=TASKS[:1], parallel=1)
+        assert theirs.receipt() is None
+        assert theirs.reward() == 0.0
+        found = collected(pool, identity, ScriptPolicy("right"), tasks=TASKS[:1], parallel=1)
+    assert found[0, 0].outcome is Outcome.NOT_SUBMITTED  # its receipt is there
+
+
+class BeatenPool(Pool):
+    """A pool before whose submissions another one submits the same, as a process does that began a moment earlier."""
+
+    def __init__(self, settings: Settings, *, first: Pool, run_id: str) -> None:
+        super().__init__(settings, run_id=run_id)
+        self._first = first
+        self.taken: list[Episode] = []
+
+    def submit(self, task: Task, **options: Any) -> Episode:
+        self.taken.append(self._first.submit(task, **options))
+        return super().submit(task, **options)
+
+
+def test_whoever_submits_an_episode_first_has_it(pool: Pool, farm: Field) -> None:
+    identity = identity_of(pool, label="race", tasks=TASKS[:1], episodes=1)
+    with Pool(farm.settings, run_id=identity.run_id) as other:
+        with contextlib.closing(BeatenPool(farm.settings, run_id=identity.run_id, first=other)) as ours:
+            with pytest.raises(FarmError, match="another process runs this evaluation now"):
+                collected(ours, identity, ScriptPolicy("right"), tasks=TASKS[:1], parallel=1)
+        (theirs,) = ours.taken
+        assert theirs.receipt() is None
+        assert theirs.reward() == 0.0
 
 
 def test_a_failing_policy_ends_the_evaluation_and_its_episodes(pool: Pool, farm: Field) -> None:

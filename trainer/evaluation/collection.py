@@ -2,13 +2,15 @@
 
 What always holds: the policy is asked in one thread, in batches of whatever episodes wait for it, while the others'
 commands run; every episode that began here has ended or is cancelled when `collect` returns or raises; a result is kept
-only of an episode with a receipt, and one that we cancelled ourselves gives none.
+only of an episode with a receipt, and one that we cancelled ourselves gives none; an episode that another process
+drives is left to it.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +33,9 @@ C = TypeVar("C")
 
 _LOOK_SECONDS = 1.0
 """How often a wait looks whether the farm is still there."""
+
+_BEAT_LOOK_SECONDS = 0.2
+"""How often a heartbeat is looked at, to see whether another one comes."""
 
 _INTERRUPTED = frozenset({Outcome.CANCELLED, Outcome.TRAINER_LOST})
 """How an episode ends whose evaluation was interrupted: not the farm's failure."""
@@ -99,7 +104,10 @@ class Collector(Generic[C]):
         self._check = check
         self._events: queue.SimpleQueue[_Live[C] | EpisodeResult | BaseException] = queue.SimpleQueue()
         self._live: dict[str, _Live[C]] = {}
-        self._stopping = False
+        self._stopping = threading.Event()
+        self._watching = threading.Lock()
+        self._gone = {"", pool.trainer_id}
+        """Trainers that drive nothing beside us; "" is the one of an episode that has just ended."""
 
     def collect(self, planned: Sequence[Planned], *, parallel: int) -> None:
         """Run them all, at most `parallel` at once; raises what failed on the way, after cancelling the rest."""
@@ -154,7 +162,7 @@ class Collector(Generic[C]):
 
     def _stop(self, threads: ThreadPoolExecutor) -> None:
         """Cancel what still runs and wait for it; results that came meanwhile are kept."""
-        self._stopping = True
+        self._stopping.set()
         for live in list(self._live.values()):
             _cancel(live.episode)
         threads.shutdown(cancel_futures=True)  # calls on their way return as soon as their episode has ended
@@ -190,9 +198,12 @@ class Collector(Generic[C]):
             group_id=f"{self._identity.run_id}-{planned.task}",
             budgets=self._identity.budgets,
         )
+        if episode.spec.trainer_id != self._pool.trainer_id:  # another process was first, a moment ago
+            self._pool.forget(episode)  # or our own end would be its end
+            raise _in_use(episode.episode_id)
         live = _Live(planned, episode, conversation)
         self._live[episode.episode_id] = live
-        if self._stopping:  # the others were cancelled before this one was known
+        if self._stopping.is_set():  # the others were cancelled before this one was known
             _cancel(episode)
         try:
             episode.reset()
@@ -206,6 +217,7 @@ class Collector(Generic[C]):
         if not self._pool.ledger.knows(episode_id):
             return None
         if self._pool.ledger.receipt(episode_id) is None:
+            self._require_abandoned(episode_id)
             logger.info("ending what an interrupted evaluation left", extra={"episode": episode_id})
             self._pool.submit(self._tasks[planned.task], episode_id=episode_id).close()
         settled = self._pool.ledger.receipt(episode_id)
@@ -214,6 +226,24 @@ class Collector(Generic[C]):
         if settled.receipt.outcome in _INTERRUPTED:
             return Planned(planned.task, planned.sample, planned.retry + 1)
         return EpisodeResult.of(settled, None, task=planned.task, sample=planned.sample, retry=planned.retry)
+
+    def _require_abandoned(self, episode_id: str) -> None:
+        """Raise when whoever began the episode still lives: its next heartbeat tells, or that its last has run out."""
+        row = self._pool.ledger.row(episode_id)
+        trainer = row.trainer_id if row is not None else ""
+        with self._watching:  # one thread looks, the others then know
+            if trainer in self._gone:
+                return
+            left = self._pool.trainer_left_seconds(trainer)
+            if left:
+                logger.warning("looking for at most %.0f s whether the process that began this is gone", left)
+            while left:
+                if self._stopping.wait(_BEAT_LOOK_SECONDS):
+                    raise FarmError("the evaluation was stopped")
+                before, left = left, self._pool.trainer_left_seconds(trainer)
+                if left > before:
+                    raise _in_use(episode_id)
+            self._gone.add(trainer)
 
     def _act(self, live: _Live[C], calls: Sequence[ToolCall]) -> _Live[C] | EpisodeResult:
         if not calls:
@@ -240,6 +270,12 @@ class Collector(Generic[C]):
         del self._live[live.episode.episode_id]
         where = live.planned
         return EpisodeResult.of(settled, usage, task=where.task, sample=where.sample, retry=where.retry)
+
+
+def _in_use(episode_id: str) -> FarmError:
+    return FarmError(
+        f"another process runs this evaluation now ({episode_id} is its own): wait for it, or give another --label"
+    )
 
 
 def _cancel(episode: Episode) -> None:
