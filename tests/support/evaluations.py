@@ -42,7 +42,7 @@ def a_result(identity: Identity, task: int, sample: int, outcome: Outcome, **cha
         "task_id": identity.tasks[task].id,
         "sample": sample,
         "retry": 0,
-        "episode_id": identity.episode_id(task, sample),
+        "episode_id": identity.episode_id(task, sample, changes.get("retry", 0)),
         "outcome": outcome,
         "reward": outcome.score,
         "queue_seconds": 0.5,

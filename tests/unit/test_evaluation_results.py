@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +95,65 @@ def test_what_is_no_evaluation_is_said_with_its_line(tmp_path: Path) -> None:
         stream.write("{}\n")
     with pytest.raises(FarmError, match=r"jsonl:3: is no line"):
         read_evaluation(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"reward": 5.0}, "the reward of solved is 1.0, not 5.0"),
+        ({"reward": 0.0}, "the reward of solved is 1.0, not 0.0"),
+        ({"reward": None}, "the reward of solved is 1.0, not None"),
+        ({"reward": float("nan")}, "the reward of solved is 1.0, not nan"),
+        ({"outcome": "sandbox_lost"}, "the reward of sandbox_lost is None, not 1.0"),
+        ({"outcome": "splendid"}, "outcome: Input should be"),
+        ({"task": 7}, "task 7 is none of the evaluation's 2"),
+        ({"task": -1}, "task: Input should be greater than or equal to 0"),
+        ({"sample": 99}, "sample 99 is none of the 2 of a task"),
+        ({"task": 1}, "task 1 is task-1, not task-0"),
+        ({"sample": 1}, f"{SOLVED.episode_id} is not the episode of this task, sample and retry"),
+        ({"cost_picousd": -5}, "cost_picousd: Input should be"),
+        ({"episode_seconds": float("inf")}, "episode_seconds: Input should be a finite number"),
+        ({"usage": {"turns": -1}}, "usage.turns: Input should be"),
+        ({"usage": {}}, "usage.turns: Field required"),
+    ],
+)
+def test_a_line_that_no_evaluation_writes_is_refused_with_what_is_wrong(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    with ResultsFile(tmp_path, IDENTITY) as file:
+        file.add(LOST)
+    with (tmp_path / RESULTS).open("a") as stream:
+        stream.write(json.dumps(SOLVED.model_dump(mode="json") | changed) + "\n")
+    with pytest.raises(FarmError) as refused:
+        read_evaluation(tmp_path)
+    assert str(refused.value).startswith(f"{tmp_path / RESULTS}:3: is no line of an evaluation ({said}")
+    assert "\n" not in str(refused.value)
+
+
+def test_an_episode_counts_once(tmp_path: Path) -> None:
+    again = a_result(IDENTITY, 0, 0, Outcome.SOLVED, retry=1)
+    for number, (first, second) in enumerate(((SOLVED, SOLVED), (LOST, LOST), (SOLVED, again))):
+        with ResultsFile(tmp_path / str(number), IDENTITY) as file:
+            file.add(first)
+            file.add(second)
+        with pytest.raises(FarmError, match=r"jsonl:3: .*sample 0 has a result already"):
+            read_evaluation(tmp_path / str(number))
+        with pytest.raises(FarmError, match="has a result already"):
+            ResultsFile(tmp_path / str(number), IDENTITY).__enter__()
+
+
+def test_another_schema_version_is_named(tmp_path: Path) -> None:
+    body = IDENTITY.model_dump(mode="json") | {"schema_version": 2, "new": True}
+    (tmp_path / RESULTS).write_text(json.dumps({"identity": body}) + "\n")
+    with pytest.raises(FarmError, match=r"jsonl:1: was written with schema version 2, and .* reads version 1"):
+        read_evaluation(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["[]", "7", '{"identity": 7}', '{"identity": {}}', "[" * 100_000, "\xff\xfe"])
+def test_a_first_line_of_another_kind_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / RESULTS).write_bytes(line.encode("latin-1") + b"\n")
+    with pytest.raises(FarmError, match=r"jsonl:1: is no line of an evaluation"):
+        read_evaluation(tmp_path)
 
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
     <directory>/results.jsonl   first line {"identity": ...}, then one result a line, each written when it is known
 
 What always holds: a file has one identity, and one writer at a time; a line that a crash cut short is dropped and its
-episode counts as not run.
+episode counts as not run; what is read could have been written: a place of the identity, once, with the reward of its
+outcome.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from orchestrator.errors import FarmError
 from orchestrator.records import SettledReceipt
@@ -27,16 +28,20 @@ from trainer.evaluation.identity import Identity, differences
 RESULTS = "results.jsonl"
 
 
+_Count = Annotated[int, Field(ge=0)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class Usage(BaseModel):
     """What a policy spent on one episode; tokens are 0 for a script."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    turns: int
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    turns: _Count
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
     """Generated ones; observations are not among them."""
-    generation_seconds: float = 0.0
+    generation_seconds: _Seconds = 0.0
     """Time in which the episode waited for the model, its batch's neighbours included."""
 
 
@@ -45,25 +50,31 @@ class EpisodeResult(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: int
+    task: _Count
     """Its place in the identity's tasks."""
     task_id: str
-    sample: int
-    retry: int
+    sample: _Count
+    retry: _Count
     episode_id: str
     outcome: Outcome
     reward: float | None
     detail: str | None = None
-    queue_seconds: float
+    queue_seconds: _Seconds
     """Until a slot took it and it had its permit."""
-    episode_seconds: float
+    episode_seconds: _Seconds
     """From there to its receipt."""
-    tool_calls: int
+    tool_calls: _Count
     usage: Usage | None
     """None when the result was taken from a receipt that an interrupted evaluation left."""
-    cost_picousd: int
+    cost_picousd: _Count
     resources: tuple[str, ...]
     """The sandboxes that it had, such as `policy 2 vCPU 512 MiB`."""
+
+    @model_validator(mode="after")
+    def _reward_is_its_outcomes(self) -> Self:
+        if self.reward != self.outcome.score:
+            raise ValueError(f"the reward of {self.outcome} is {self.outcome.score}, not {self.reward}")
+        return self
 
     @property
     def solved(self) -> bool:
@@ -85,7 +96,7 @@ class EpisodeResult(BaseModel):
             outcome=receipt.outcome,
             reward=receipt.reward,
             detail=receipt.detail,
-            queue_seconds=waited,
+            queue_seconds=max(0.0, waited),
             episode_seconds=max(0.0, receipt.finished_at - receipt.queued_at - waited),
             tool_calls=sum(1 for step in receipt.operations if step.name == "terminal"),
             usage=usage,
@@ -191,13 +202,65 @@ def _parse(path: Path, content: bytes) -> Evaluation:
         raise FarmError(f"{path}: is empty; run the evaluation again")
     number = 1
     try:
-        identity = Identity.model_validate(json.loads(lines[0])["identity"])
-        results = []
-        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - named by the error below
-            results.append(EpisodeResult.model_validate_json(line))
-    except (ValueError, KeyError, TypeError, ValidationError):
-        raise FarmError(f"{path}:{number}: is no line of an evaluation; move the file away and run it again") from None
-    return Evaluation(identity, tuple(results))
+        identity = _identity(json.loads(lines[0]))
+        results: dict[tuple[int, int, int], EpisodeResult] = {}
+        scored: set[tuple[int, int]] = set()
+        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - named by the errors below
+            result = EpisodeResult.model_validate_json(line)
+            place = (result.task, result.sample)
+            if problem := _misplaced(identity, result):
+                raise ValueError(problem)
+            if (*place, result.retry) in results or place in scored:
+                raise ValueError(f"task {result.task}, sample {result.sample} has a result already")
+            results[*place, result.retry] = result
+            if result.reward is not None:
+                scored.add(place)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FarmError(
+            f"{path}:{number}: is no line of an evaluation ({_reason(error)}); move the file away and run it again"
+        ) from None
+    except _OtherVersion as error:
+        raise FarmError(f"{path}:{number}: {error}") from None
+    return Evaluation(identity, tuple(results.values()))
+
+
+class _OtherVersion(Exception):
+    """The file is an evaluation of a schema that this version does not read."""
+
+
+def _identity(first: dict[str, Any]) -> Identity:
+    found, ours = first["identity"]["schema_version"], Identity.model_fields["schema_version"].default
+    if type(found) is int and found != ours:
+        raise _OtherVersion(
+            f"was written with schema version {found}, and this rollout-farm reads version {ours}; read it with the "
+            "rollout-farm that wrote it, or move the file away and run it again"
+        )
+    return Identity.model_validate(first["identity"])
+
+
+def _misplaced(identity: Identity, result: EpisodeResult) -> str | None:
+    """Why the result is not of this evaluation."""
+    if result.task >= len(identity.tasks):
+        return f"task {result.task} is none of the evaluation's {len(identity.tasks)}"
+    if result.sample >= identity.episodes:
+        return f"sample {result.sample} is none of the {identity.episodes} of a task"
+    if result.task_id != identity.tasks[result.task].id:
+        return f"task {result.task} is {identity.tasks[result.task].id}, not {result.task_id}"
+    if result.episode_id != identity.episode_id(result.task, result.sample, result.retry):
+        return f"{result.episode_id} is not the episode of this task, sample and retry"
+    return None
+
+
+def _reason(error: Exception) -> str:
+    """One line of what is wrong."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, "))))
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing"
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON: {error}"
+    return str(error).splitlines()[0]
 
 
 def _subject_differences(first: Identity, second: Identity) -> Sequence[str]:
