@@ -20,6 +20,7 @@ Contracts (openenv 0.10, trl 1.16), which the tests hold on to:
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -52,29 +53,13 @@ from orchestrator.pool import Pool, checked_run_id
 from orchestrator.settings import Settings
 from orchestrator.tasks import Task, TaskError, parse_task
 from trainer.session_failures import FailureLimit, SessionCounts, SessionTally
+from trainer.session_tools import TOOLS, shortened, wrong_call
 
 logger = logging.getLogger(__name__)
 
-_CLOSED = "The episode is closed."
+_TOO_DEEP = "the task is nested too deeply; a task is an object of plain fields"
 
-TOOLS = (
-    Tool(
-        name="terminal",
-        description="Run a shell command in the sandbox and return what it printed. Files persist, each call is a "
-        "fresh shell.",
-        input_schema={
-            "type": "object",
-            "properties": {"command": {"type": "string", "description": "The command."}},
-            "required": ["command"],
-        },
-    ),
-    Tool(
-        name="submit",
-        description="Submit the work for judgement; nothing can be changed afterwards.",
-        input_schema={"type": "object", "properties": {}, "required": []},
-    ),
-)
-"""What a policy may call."""
+_CLOSED = "The episode is closed."
 
 
 class PoolSession(ResourceSession):  # type: ignore[misc]
@@ -88,7 +73,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         messages: list[Message],
         session_id: str | None,
         without_workers: Callable[[threading.Event], NeverFits | None],
-        forget: Callable[[], None],
+        forget: Callable[[PoolSession], None],
     ) -> None:
         self.episode = episode
         self._tally = tally
@@ -118,7 +103,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         the policy got wrong, and nothing was run. `done` says that the episode has ended. Raises a FarmError when the
         infrastructure failed; the session has no score from then on, whoever swallows it.
         """
-        wrong = _wrong_call(name, arguments)
+        wrong = wrong_call(name, arguments)
         if wrong is not None:
             return ToolResult(data=wrong, error=wrong)
         self._require_healthy()
@@ -171,15 +156,14 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
             if self._closing.is_set():
                 return
             self._closing.set()
-            if self._counts_now():
-                self._tally.abandoned()
+            self._give_up()
             try:
                 self.episode.close()
             except FarmError as error:
                 self._tally.unclosed()
                 logger.error("session not closed: %s", error, extra={"episode": self.episode.episode_id})
             else:
-                self._forget()
+                self._forget(self)
 
     def _await_ready(self) -> None:
         """Wait for the sandbox, but not for ever for a worker: without any, the episode is given up."""
@@ -210,6 +194,11 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
             raise self._failure
         if self._closing.is_set():
             raise EpisodeClosed("the session is closed")
+
+    def _give_up(self) -> None:
+        """Count the session as abandoned, if it has not ended otherwise."""
+        if self._counts_now():
+            self._tally.abandoned()
 
     def _counts_now(self) -> bool:
         """True once: a session is counted one time, whichever thread comes first."""
@@ -259,10 +248,11 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
         self._connecting = threading.Lock()
         self._pool: Pool | None = None
         self._owner = 0
+        self._sessions: set[PoolSession] = set()
         self._tally = SessionTally(self._failures)
 
     def __getstate__(self) -> dict[str, Any]:
-        lives = ("_connecting", "_pool", "_owner", "_tally")
+        lives = ("_connecting", "_pool", "_owner", "_sessions", "_tally")
         return {name: value for name, value in self.__dict__.items() if name not in lives}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -306,26 +296,41 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
             raise
         messages = [{"role": "system", "content": self._system_prompt}] if self._system_prompt else []
         messages.append({"role": "user", "content": chosen.prompt})
-        return PoolSession(
+        session = PoolSession(
             episode,
             self._tally,
             messages=messages,
             session_id=episode_id,
             without_workers=lambda answered: _no_worker(pool, self._patience, answered),
-            forget=lambda: pool.forget(episode),
+            forget=functools.partial(self._forget, pool),
         )
+        with self._connecting:
+            self._sessions.add(session)
+        return session
 
     def close(self) -> None:
-        """Cancel the sessions that are open and let go of the connection. Can be called again."""
+        """Cancel the sessions that are open, which counts them as abandoned, and let go of the connection.
+
+        Can be called again.
+        """
         with self._connecting:
             if self._pool is not None and self._owner == os.getpid():
+                for session in self._sessions:
+                    session._give_up()
+                self._sessions.clear()
                 self._pool.close()
                 self._pool.redis.close()
             self._pool = None
 
+    def _forget(self, pool: Pool, session: PoolSession) -> None:
+        pool.forget(session.episode)
+        with self._connecting:
+            self._sessions.discard(session)
+
     def _connected(self) -> Pool:
         with self._connecting:
             if self._pool is None or self._owner != os.getpid():  # a fork must not share its parent's sockets
+                self._sessions = set()
                 self._pool, self._owner = Pool(self._settings, run_id=self.run_id), os.getpid()
             return self._pool
 
@@ -335,7 +340,7 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
         if isinstance(task, Task):
             return task
         if isinstance(task, dict):
-            return parse_task(task)
+            return _parsed(task)
         if isinstance(task, str) and task in self._tasks:
             return self._tasks[task]
         if isinstance(task, str) and task.lstrip().startswith("{"):
@@ -343,25 +348,23 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
                 raw = json.loads(task)
             except ValueError as error:
                 raise TaskError([f"the task is no JSON ({error}); write it with json.dumps"]) from None
-            return parse_task(raw)
+            except RecursionError:
+                raise TaskError([_TOO_DEEP]) from None
+            return _parsed(raw)
         known = ", ".join(list(self._tasks)[:5]) or "none were given"
         raise TaskError(
             [
-                f"a session needs a task and got {_short(task)}: give the id of one of the factory's tasks ({known}), "
-                "a task as JSON, or a message whose content is one of these"
+                f"a session needs a task and got {shortened(task)}: give the id of one of the factory's tasks "
+                f"({known}), a task as JSON, or a message whose content is one of these"
             ]
         )
 
 
-def _wrong_call(name: str, arguments: dict[str, Any]) -> str | None:
-    """What the policy got wrong about a call, or None when it can be carried out."""
-    wanted = {"terminal": {"command"}, "submit": set()}.get(name)
-    if wanted is None:
-        return f"There is no tool {name}. Use terminal(command=...) or submit()."
-    if set(arguments) != wanted or not all(isinstance(value, str) for value in arguments.values()):
-        takes = "exactly one argument, command, a string" if wanted else "no argument"
-        return f"{name} takes {takes}. Nothing was run."
-    return None
+def _parsed(raw: object) -> Task:
+    try:
+        return parse_task(raw)
+    except RecursionError:
+        raise TaskError([_TOO_DEEP]) from None
 
 
 def _no_worker(pool: Pool, patience_seconds: float, answered: threading.Event) -> NeverFits | None:
@@ -380,8 +383,3 @@ def _no_worker(pool: Pool, patience_seconds: float, answered: threading.Event) -
                 "up`, with the same REDIS_URL and FARM_QUEUE"
             )
     return None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -95,7 +95,7 @@ def test_what_the_policy_gets_wrong_is_an_answer_and_costs_it_nothing_else(
     field: Field, factory: PoolSessionFactory
 ) -> None:
     session = factory.create("weekly-sales", seed=3)
-    wrong: list[Call] = [
+    wrong: list[tuple[Any, Any]] = [
         ("python", {"code": "1"}),
         ("reset", {}),
         ("close", {}),
@@ -105,6 +105,15 @@ def test_what_the_policy_gets_wrong_is_an_answer_and_costs_it_nothing_else(
         ("submit", {"answer": "x"}),
         run("x" * (field.settings.budgets.command_bytes + 1)),
         run("\ud800"),
+        ("terminal", None),
+        ("terminal", ["command"]),
+        ("terminal", "ls"),
+        ("terminal", {1: "ls"}),
+        ("submit", None),
+        ("submit", []),
+        (None, {}),
+        (["terminal"], {}),
+        ({"name": "terminal"}, {}),
     ]
     for name, arguments in wrong:
         result = session.call_tool(name, arguments)
@@ -261,7 +270,9 @@ def test_closing_the_factory_ends_what_its_sessions_left(field: Field) -> None:
     for session in sessions:
         field.wait_receipt(session.episode.episode_id)
         assert field.receipt(session.episode.episode_id).receipt.outcome is Outcome.CANCELLED
+        session.close()  # as harnesses do, even now: it counts once
     assert field.provider.list({}) == []
+    assert (factory.counts.open, factory.counts.abandoned, factory.counts.failed) == (0, 5, 0)
 
 
 def test_without_a_worker_a_session_says_what_to_start(redis_url: str, redis: Redis) -> None:
@@ -286,6 +297,14 @@ def test_without_its_redis_a_session_still_closes(tmp_path: Path) -> None:
     factory.close()
 
 
+def nested(depth: int) -> dict[str, Any]:
+    """An object in an object in an object."""
+    body: dict[str, Any] = {}
+    for _ in range(depth):
+        body = {"a": body}
+    return body
+
+
 @pytest.mark.parametrize(
     ("task", "says"),
     [
@@ -296,13 +315,18 @@ def test_without_its_redis_a_session_still_closes(tmp_path: Path) -> None:
         ({"id": "x"}, "prompt"),
         ('{"id": "x"}', "prompt"),
         ([], "needs a task"),
+        ('{"a":' * 3000, "nested too deeply"),
+        (nested(3000), "nested too deeply|prompt"),
+        ([nested(3000)], "needs a task"),
+        ([{"content": [nested(3000)]}], "needs a task"),
     ],
+    ids=lambda value: repr(value)[:40] if isinstance(value, str) else None,
 )
 def test_what_is_no_task_is_refused_with_what_to_give(task: object, says: str) -> None:
     factory = PoolSessionFactory(farm_settings("redis://127.0.0.1:1/0"), [weekly_sales()])
     with pytest.raises(TaskError, match=says):
         factory.create(task)
-    assert factory.counts.causes == {"task": 1}
+    assert (factory.counts.causes, factory.counts.open) == ({"task": 1}, 0)
 
 
 def test_tasks_of_one_id_are_refused() -> None:
