@@ -267,6 +267,7 @@ def test_closing_the_factory_ends_what_its_sessions_left(field: Field) -> None:
     with PoolSessionFactory(field.settings, [weekly_sales()], run_id="run-test") as factory:
         sessions = [factory.create("weekly-sales") for _ in range(5)]  # four slots: the fifth is queued
         sessions[0].call_tool(*run("true"))
+    assert (factory.counts.open, factory.counts.abandoned, factory.counts.failed) == (0, 5, 0)
     for session in sessions:
         field.wait_receipt(session.episode.episode_id)
         assert field.receipt(session.episode.episode_id).receipt.outcome is Outcome.CANCELLED
