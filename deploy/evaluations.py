@@ -125,6 +125,7 @@ def _policy(options: Options, tasks: Sequence[Task]) -> tuple[Policy[Any], Subje
     chat = ChatModel(
         model, tokenizer, options.sampling, tools=TOOLS, system_prompt=options.system_prompt, batch=options.batch
     )
+    chat.check(tasks)
     return chat, subject, chat.tools_digest
 
 

@@ -128,5 +128,13 @@ def test_what_cannot_be_evaluated_is_said_with_what_to_do(someone: User) -> None
     assert not (someone.home / "out").exists()
 
 
+def test_a_prompt_that_is_too_long_is_said_before_anything_runs(models: User) -> None:
+    tasks = [task(BUGS[0]).model_dump(mode="json"), task(BUGS[1]).model_dump(mode="json") | {"prompt": "fix " * 300}]
+    (models.home / "tasks.json").write_text(json.dumps(tasks))
+    said = refused(models, "evaluate", "tasks.json", "--output", "out", "--model", "taught")
+    assert f"{tasks[1]['id']} has 302; leave these tasks out" in said
+    assert not (models.home / "out").exists()
+
+
 def test_what_cannot_be_compared_is_said_with_what_to_do(someone: User) -> None:
     assert "rollout-farm evaluate" in refused(someone, "compare", "nothing", "nowhere")

@@ -12,7 +12,7 @@ import torch
 from orchestrator.errors import FarmError, SettingsError
 from tests.learning.policy import TinyPolicy, tiny_policy, warm_start
 from tests.learning.tasks import BUGS, LOOK, PATCHED, seen, task
-from trainer.evaluation.chat_model import ChatModel, Conversation, load_chat_model
+from trainer.evaluation.chat_model import ChatModel, Conversation, _fingerprint, load_chat_model
 from trainer.evaluation.identity import Sampling
 from trainer.evaluation.policies import ToolCall
 from trainer.evaluation.seeded_sampling import processors
@@ -144,6 +144,13 @@ def test_a_prompt_that_the_model_cannot_take_is_refused(taught: TinyPolicy) -> N
         chat(taught).begin(TASK.model_copy(update={"prompt": "fix " * 300}), 0)
 
 
+def test_every_prompt_that_is_too_long_is_named_before_an_episode_begins(taught: TinyPolicy) -> None:
+    tasks = [TASK.model_copy(update={"id": f"t{size}", "prompt": "fix " * size}) for size in (9, 300, 240, 254)]
+    with pytest.raises(FarmError, match=r"the 256 tokens that the model takes: t300 has 302, t254 has 256; leave"):
+        chat(taught).check(tasks)
+    chat(taught).check([tasks[0], tasks[2]])
+
+
 # loading
 
 
@@ -166,11 +173,26 @@ def test_a_model_is_identified_by_its_contents_and_not_by_what_training_left_bes
     first = load_chat_model(save(taught, tmp_path / "a"), device="cpu")[2]
     (tmp_path / "a" / "optimizer.pt").write_bytes(b"state")
     (tmp_path / "a" / "trainer_state.json").write_text("{}")
+    (tmp_path / "a" / "training_args.bin").write_bytes(b"arguments")
     assert load_chat_model(str(tmp_path / "a"), device="cpu")[2] == first
     moved = load_chat_model(save(taught, tmp_path / "b"), device="cpu")[2]
     assert moved.fingerprint == first.fingerprint
     other = load_chat_model(save(tiny_policy(1), tmp_path / "c"), device="cpu")[2]
     assert other.fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize(
+    "name", ["merges.txt", "special_tokens_map.json", "added_tokens.json", "adapter_config.json", "spiece.model"]
+)
+def test_each_file_that_decides_how_a_model_answers_identifies_it(
+    taught: TinyPolicy, tmp_path: Path, name: str
+) -> None:
+    place = save(taught, tmp_path)
+    first = _fingerprint(place, taught.model)
+    (tmp_path / name).write_text("{}")
+    second = _fingerprint(place, taught.model)
+    (tmp_path / name).write_text("{ }")
+    assert len({first, second, _fingerprint(place, taught.model)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,24 @@ from trainer.evaluation.policies import ToolCall
 from trainer.evaluation.results import Usage
 from trainer.evaluation.seeded_sampling import processors
 
-_FILES = ("*.safetensors", "*.bin", "config.json", "generation_config.json", "tokenizer*", "chat_template*", "vocab*")
+_FILES = (
+    "*.safetensors",
+    "*.bin",
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "*.model",  # sentencepiece's
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template*",
+)
 """What of a checkpoint decides how it answers; optimizer states and logs do not."""
+
+_NO_WEIGHTS = frozenset({"training_args.bin"})
+"""Of `_FILES` by name only."""
 
 _TURN_SEEDS = 0x9E3779B97F4A7C15
 """Odd and far from round: the seeds of an episode's turns meet no other episode's."""
@@ -79,10 +95,19 @@ class ChatModel:
         """SHA-256 of the tool descriptions that the model is shown."""
         return text_digest(json.dumps([get_json_schema(tool) for tool in self._tools], sort_keys=True))
 
+    def check(self, tasks: Sequence[Task]) -> None:
+        """Raise FarmError when a task's prompt leaves no room to answer, before an episode of any has begun."""
+        sizes = [(task.id, len(self._prompt(task))) for task in tasks]
+        if long := [f"{name} has {size}" for name, size in sizes if size >= self._context]:
+            named = ", ".join(long[:5]) + (f" and {len(long) - 5} tasks more are too long" if len(long) > 5 else "")
+            raise FarmError(
+                f"a prompt, tools included, has to have fewer than the {self._context} tokens that the model takes: "
+                f"{named}; leave these tasks out or shorten their prompts"
+            )
+
     def begin(self, task: Task, seed: int) -> Conversation:
         """The prompt, rendered with the tools; raises FarmError when it leaves no room to answer."""
-        messages = [{"role": "system", "content": self._system}] if self._system else []
-        ids = self._template.prompt([*messages, {"role": "user", "content": task.prompt}], self._tools)
+        ids = self._prompt(task)
         if len(ids) >= self._context:
             raise FarmError(f"{task.id}: the prompt has {len(ids)} tokens and the model takes {self._context}")
         return Conversation(seed, ids, len(ids))
@@ -113,6 +138,10 @@ class ChatModel:
             prompt_tokens=conversation.prompt_tokens,
             completion_tokens=conversation.completion_tokens,
         )
+
+    def _prompt(self, task: Task) -> list[int]:
+        messages = [{"role": "system", "content": self._system}] if self._system else []
+        return self._template.prompt([*messages, {"role": "user", "content": task.prompt}], self._tools)
 
     def _take(self, conversation: Conversation, ids: list[int]) -> list[ToolCall]:
         ids = ids[: self._left(conversation)]
@@ -193,7 +222,8 @@ def _fingerprint(name: str, model: PreTrainedModel) -> str:
     if not directory.is_dir():
         return text_digest(f"{name}@{getattr(model.config, '_commit_hash', None)}")
     digest = hashlib.sha256()
-    for path in sorted({path for pattern in _FILES for path in directory.glob(pattern) if path.is_file()}):
+    found = {path for pattern in _FILES for path in directory.glob(pattern) if path.is_file()}
+    for path in sorted(path for path in found if path.name not in _NO_WEIGHTS):
         digest.update(path.name.encode() + b"\0")
         with path.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
