@@ -43,6 +43,7 @@ class Supervisor:
         self._worker_id = worker_id
         self._make_provider = make_provider
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts inherits that
         self._url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._server = Child("terminus", self._serve_terminus)
         self._slots = [Child(f"{worker_id}-{n}", self._slot_main(n)) for n in range(1, SLOTS_PER_WORKER + 1)]

@@ -89,13 +89,14 @@ def _fill(farm: Farm, receipts: int, sandboxes: int) -> None:
     counts = {name: each * receipts for name, each in counts_of(sample).items()}
     counts["episodes:solved"] = receipts
     farm.redis.hset(Keys.COUNTERS, mapping={name: str(count) for name, count in counts.items()})
+    now_ms = int(1000 * farm.ledger.now())
     pipeline = farm.redis.pipeline(transaction=False)
     for number in range(sandboxes):
-        allocation = allocation_id(f"e-live-{number}", 1, Role.POLICY)
-        pipeline.hset(
-            Keys.allocation(allocation),
-            mapping={"allocation": allocation, "role": "policy", "state": "created", "vcpus": 2, "memory_mb": 512},
-        )
+        episode, allocation = f"e-live-{number}", allocation_id(f"e-live-{number}", 1, Role.POLICY)
+        row: dict[str, str | int] = {"allocation": allocation, "episode": episode, "role": "policy", "state": "created"}
+        row |= {"vcpus": 2, "memory_mb": 512, "created_at": now_ms, "creating_ms": 30, "longest_ms": 600_000}
+        pipeline.hset(Keys.allocation(allocation), mapping=row)  # type: ignore[arg-type]
+        pipeline.hset(Keys.episode(episode), "rates", "14000000:2250000")
         pipeline.zadd(Keys.ALLOCATIONS, {allocation: number})
         pipeline.zadd(Keys.PERMITS, {f"e-live-{number}": number})
     pipeline.execute()

@@ -72,7 +72,7 @@ class TimedPool:
 
     run_id = "run-timed"
     settings = SimpleNamespace(budgets=Budgets())
-    ledger = SimpleNamespace(row=lambda episode_id: None)
+    ledger = SimpleNamespace(state=lambda episode_id: None)
 
     def __init__(self, times: Times | None = None) -> None:
         self.times = times or Times()

@@ -73,7 +73,7 @@ def _close(server: asyncio.Server) -> list[tuple[socket.AddressFamily, object]]:
 
 def _hold(address: tuple[socket.AddressFamily, object]) -> socket.socket:
     family, name = address
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio leaves Nagle's delay on
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(name)  # type: ignore[arg-type]
     return bound
