@@ -165,6 +165,7 @@ def serve(
     config = uvicorn.Config(
         app,
         loop="asyncio",  # uvloop leaks descriptors into children
+        ws_per_message_deflate=False,  # both ends are on one host
         log_level="warning",
         log_config=None,
         access_log=False,
