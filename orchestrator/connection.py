@@ -137,7 +137,8 @@ class Patience(Retry):
         except self._supported_errors:
             self._away = True
             raise
-        self._away = False
+        if with_failure_count:  # a command's; that it connects proves nothing of a server that loads or was demoted
+            self._away = False
         return result
 
 

@@ -14,7 +14,6 @@ from orchestrator.errors import SettingsError
 
 PICO = Decimal(10) ** 12
 
-_HOUR_MS = 3_600_000
 
 HIGHEST_USD_PER_SECOND = 0.001
 """Seventy times the list price of a vCPU: a higher rate is a slip, and products stay exact in the scripts' doubles."""
@@ -78,11 +77,6 @@ def cost_picousd(running_ms: int, *, vcpus: int, memory_mb: int, rates: Rates) -
     per_second = Decimal(str(rates.vcpu_usd_per_second)) * vcpus
     per_second += Decimal(str(rates.gib_usd_per_second)) * memory_mb / 1024
     return int((per_second * running_ms / 1000 * PICO).to_integral_value(ROUND_HALF_UP))
-
-
-def hourly_picousd(*, vcpus: int, memory_mb: int, rates: Rates) -> int:
-    """Pico-dollars of an hour of sandboxes that have so much together."""
-    return cost_picousd(_HOUR_MS, vcpus=vcpus, memory_mb=memory_mb, rates=rates)
 
 
 def usd(picousd: int) -> Decimal:

@@ -45,7 +45,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 Fields of an episode's row: state, spec, job, attempt, run, group, trainer, queue, template, queued_at; once it is leased
 token, owner, started_at; allocations (ids), unsettled (how many); cancel (its end was asked for), lost_jobs (how often its
 job vanished), cost_picousd and cost_counted (its settled sandboxes, scripts/_costs.lua); policy_seconds, verifier_seconds,
-reserved_policy, reserved_verifier, size, unfunded_at (its money, scripts/_money.lua); in the end outcome, finished_at.
+reserved_policy, reserved_verifier, size, rates, unfunded_at (its money, scripts/_money.lua); in the end outcome, finished_at.
 
 RQ's own keys start with `rq:`.
 """

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import cast
 
 from redis import Redis
+from redis.exceptions import RedisError
 
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
@@ -24,6 +29,25 @@ class Leadership:
     def take(self) -> bool:
         """Take or keep the lead; False while somebody else has it."""
         return bool(self._scripts.run("lead", [Keys.RECONCILER], [self._name, int(LEAD_SECONDS * 1000)]))
+
+    @contextmanager
+    def kept(self, seconds: float = 120.0) -> Iterator[None]:
+        """Keep the lead during a block whose calls of the provider may take longer than it lasts."""
+        stop, ends = threading.Event(), time.monotonic() + seconds
+
+        def keep() -> None:
+            while not stop.wait(LEAD_SECONDS / 4) and time.monotonic() < ends:
+                with suppress(RedisError):
+                    if not self.take():
+                        return
+
+        thread = threading.Thread(target=keep, name="lead", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
     def give_back(self) -> None:
         """Let the next one lead at once; changes nothing when it is not ours."""

@@ -137,6 +137,8 @@ class Reconciler:
             except (FarmError, ValidationError) as error:  # one unreadable row must not keep the others waiting
                 report.failures[_named(action)] = str(error)
             self._looked = self._clock()
+        if not leading():
+            return report
         self._limiter.drop_dead_creators()
         if self._list_failure is not None:
             report.failures[Kind.PROVIDER, "list"] = self._list_failure

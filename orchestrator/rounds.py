@@ -42,7 +42,9 @@ def run_rounds(
                     reconciler.interrupted()
                     away = False
                 if now_due:
-                    on_report(reconciler.run_once(leading=leadership.take))
+                    with leadership.kept():
+                        report = reconciler.run_once(leading=leadership.take)
+                    on_report(report)
                 else:
                     reconciler.beat()
             else:

@@ -138,15 +138,16 @@ class Settlement:
                     ledger.expired(row, token, f"never named; its longest life is over ({error})")
                 return None
             sandbox_id = found
-        return self._note_named(row, sandbox_id, token)
+        return self._note_named(row, request, sandbox_id, token)
 
-    def _note_named(self, row: Allocation, sandbox_id: str, token: str) -> Allocation | None:
+    def _note_named(self, row: Allocation, request: CreateRequest, sandbox_id: str, token: str) -> Allocation | None:
         """Note its name, its size, and since when the provider says that it has run; its intent when that is away."""
         ledger: Allocations = self._ledger.allocations
         now, began, seen = self._ledger.now(), row.intended_at, None
         with suppress(ProviderError):
             seen = self._provider.describe(sandbox_id)
-            began = now if seen is None else max(began, seen.started_at)
+            # gone by itself: nobody knows since when, and a cap holds only with the most that it can have cost
+            began = max(began, now - request.lifetime_seconds if seen is None else seen.started_at)
         ledger.created(row, sandbox_id, token, creating_ms=max(0, int((now - began) * 1000)))
         named = ledger.get(row.allocation_id)
         if named is None or seen is None:

@@ -1,8 +1,8 @@
 """One episode, from reset to receipt: the operations that both ways of driving it use.
 
 What always holds: the policy sandbox is confirmed absent before the verifier exists; only the artifact leaves it; a
-score is committed only after both are confirmed absent and within the deadline; an infrastructure failure is remembered
-and raised again by every later call; exactly one receipt is written, by `_end`.
+score is committed only after both are confirmed absent and within the deadline; after an infrastructure failure the
+driver ends the episode; exactly one receipt is written, by `_end`.
 """
 
 from __future__ import annotations

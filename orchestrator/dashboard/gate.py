@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -122,15 +122,15 @@ def _path(scope: Scope) -> str:
 async def _question(request: Request) -> bytes | None:
     """The body of a question as Gradio is given it, or None for anything that the page does not send."""
     received = b""
-    async for chunk in request.stream():
-        received += chunk
-        if len(received) > _QUESTION_BYTES:
-            return None
     try:
+        async for chunk in request.stream():
+            received += chunk
+            if len(received) > _QUESTION_BYTES:
+                return None
         told = json.loads(received)
         (text,) = told["data"]
         number = told["fn_index"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError, ClientDisconnect):
         return None
     if not isinstance(text, str) or number != 0:
         return None

@@ -11,7 +11,7 @@
 --   ran                      how many ran when the limit was lowered last
 --   lagged, lagged_at        refusals one after another that a deletion explained, and when the last one was
 --   next_creation            earliest time of the next creation
---   cooldown_until           the pause that a rate 429 asked for
+--   cooldown_until, cooldown_at  the pause that a rate 429 asked for, and when it was noted
 --   refused_rate, refused_at the rate (a second) that the provider refused last, and when
 --   eased_at                 since when the rate has been coming back from there; stands still while nobody creates
 --   streak                   refusals one after another that named no Retry-After
@@ -91,6 +91,7 @@ end
 
 -- Until when a rate 429 lets nobody create.
 local function paused_until(limits, now)
+  if tonumber(limits.cooldown_at or '0') > now then return 0 end  -- the clock stepped back since
   return math.min(tonumber(limits.cooldown_until or '0'), now + LONGEST_PAUSE_MS)
 end
 

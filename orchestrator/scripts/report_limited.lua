@@ -54,7 +54,7 @@ if not pause then
   pause = (fresh or ARGV[4] == '') and math.min(30000, 1000 * 2 ^ streak) * ARGV[3] or 0
 end
 cooldown = math.max(cooldown, math.floor(now + math.min(pause, LONGEST_PAUSE_MS)))
-redis.call('HSET', KEYS[1], 'cooldown_until', cooldown)
+redis.call('HSET', KEYS[1], 'cooldown_until', cooldown, 'cooldown_at', now)
 local granted = tonumber(limits.granted or '0')
 if leave then granted = math.max(0, granted - 1) end
 if fresh then

@@ -13,7 +13,7 @@ from redis import Redis
 from typer.testing import CliRunner
 
 from deploy.cli import build
-from orchestrator.cost import LIST_PRICES, By, cost_picousd, hourly_picousd, usd
+from orchestrator.cost import LIST_PRICES, By, cost_picousd, usd
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
@@ -184,7 +184,7 @@ def test_a_sandbox_whose_size_is_not_known_yet_burns_as_one_of_the_assumed_size(
     row = intended(farm, spec, lease, Role.POLICY)
     farm.ledger.allocations.created(row, "sandbox-1", lease.token, creating_ms=10)
     rates = farm.settings.rates()
-    assumed = hourly_picousd(vcpus=rates.assumed.vcpus, memory_mb=rates.assumed.memory_mb, rates=rates)
+    assumed = cost_picousd(3_600_000, vcpus=rates.assumed.vcpus, memory_mb=rates.assumed.memory_mb, rates=rates)
     assert burn_picousd_per_hour(farm.ledger.allocations.running()) == assumed > 0
     assert read_status(farm).burn_picousd_per_hour == assumed
     assert f"farm_burn_usd_per_hour {float(usd(assumed))}" in generate_latest(registry_of(read(farm))).decode()

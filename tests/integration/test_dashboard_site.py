@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 import threading
@@ -15,13 +16,14 @@ import pytest
 from fastapi.responses import PlainTextResponse
 from redis import Redis
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.embedded import EmbeddedRedis
 from deploy.web_server import serving
 from orchestrator.allocations import RECONCILER_TOKEN
 from orchestrator.connection import client
 from orchestrator.dashboard.episode import episode_page
+from orchestrator.dashboard.gate import _question
 from orchestrator.dashboard.lookout import AWAY, Lookout
 from orchestrator.dashboard.panes import PANES, Asked, changed
 from orchestrator.dashboard.site import add_dashboard
@@ -367,3 +369,12 @@ def test_many_pages_cost_one_look_and_nobody_waits_for_it(farm: Farm) -> None:
         began = time.monotonic()
         assert lookout.view().snapshot is None
         assert time.monotonic() - began < 5
+
+
+def test_a_browser_that_leaves_in_the_middle_of_its_question_has_asked_nothing() -> None:
+    messages = [{"type": "http.request", "body": b'{"data": ["', "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    assert asyncio.run(_question(Request({"type": "http", "headers": []}, receive))) is None

@@ -223,3 +223,24 @@ def test_a_429_to_a_deletion_is_told_to_the_limiter_and_waited_out(scene: Scene)
     scene.pass_time(26)
     assert len(scene.round().settled) == 2
     assert scene.permits == 0
+
+
+def test_an_unknown_creation_that_lived_its_whole_life_unseen_costs_all_of_it(scene: Scene, redis: Redis) -> None:
+    """Nobody knows since when it is gone, and a budget holds only with the most that it can have cost."""
+    spec, lease = leased(scene.farm)
+    admit(scene.farm, spec.episode_id)
+    row = intended(scene.farm, spec, lease)
+    since = int((scene.farm.ledger.now() - 305) * 1000)  # by Redis's clock, which is the one that prices
+    redis.hset(Keys.allocation(row.allocation_id), "intended_at", since)
+    scene.provider.lose_create_answers = 1
+    with pytest.raises(OutcomeUnknown):
+        scene.provider.create(a_request(spec))
+    scene.farm.ledger.allocations.unknown(row, lease.token, "its answer was lost")
+    scene.farm.ledger.commit(a_receipt(spec, Outcome.TRANSPORT), lease.token)
+    scene.provider.running.clear()  # the provider ended it after its 300 s
+    scene.ledger.ahead = 0
+    scene.round()
+    settled = stored(scene.farm, row.allocation_id)
+    assert settled.state is AllocationState.ABSENT
+    assert settled.running_seconds == pytest.approx(300, abs=5)
+    assert settled.cost_picousd

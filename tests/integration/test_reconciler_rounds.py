@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from orchestrator import leadership
+from orchestrator import rounds as rounds_module
 from orchestrator.keys import Keys
 from orchestrator.leadership import leader
 from orchestrator.plan import plan
@@ -178,3 +181,36 @@ def test_a_slow_list_of_the_provider_is_no_outage_of_redis(scene: Scene, share: 
         finished = slow.run_once().finished
         scene.pass_time(1)
     assert finished == [spec.episode_id]
+
+
+def test_a_round_that_lasts_longer_than_the_lead_keeps_it(
+    scene: Scene, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider's list may take long; two who take the lead from each other each time never trust what they see."""
+    monkeypatch.setattr(leadership, "LEAD_SECONDS", 0.4)
+    monkeypatch.setattr(rounds_module, "LEAD_SECONDS", 0.4)
+    scene.farm.ledger.farm_tag()
+
+    class SlowList(FakeProvider):
+        def list(self, metadata: Mapping[str, str]) -> list[SandboxRow]:
+            time.sleep(1.2)
+            return super().list(metadata)
+
+    reports: dict[str, list[Report]] = {"a": [], "b": []}
+    stop = threading.Event()
+
+    def rounds(name: str) -> None:
+        with opened_farm(redis_url) as farm:
+            reconciler = reconciler_of(farm, SlowList(), name, sweep_seconds=0)
+            run_rounds(farm.redis, reconciler, name, every_seconds=0.05, stop=stop, on_report=reports[name].append)
+
+    threads = [threading.Thread(target=rounds, args=(name,)) for name in reports]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(reports["a"]) + len(reports["b"]) >= 3, seconds=20, description="three rounds")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(20)
+    assert [] in (reports["a"], reports["b"]), "one of them led all along"

@@ -1,0 +1,46 @@
+"""A trainer's patience with a Redis that connects and does no work: it is waited for once, not for each episode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from redis.backoff import NoBackoff
+from redis.exceptions import ReadOnlyError
+
+from orchestrator.connection import Patience, client
+from tests.support.redis_processes import RedisProcess
+from tests.support.truth import farm_settings
+
+
+class Counted(NoBackoff):
+    """Waits not at all, and counts how often it would have."""
+
+    waits = 0
+
+    def compute(self, failures: int) -> float:
+        self.waits += 1
+        return 0.0
+
+
+def test_a_server_that_was_demoted_is_waited_for_once_although_it_lets_us_connect(tmp_path: Path) -> None:
+    with RedisProcess(tmp_path, []) as server, server.client() as admin:
+        redis, backoff = client(farm_settings(f"redis://127.0.0.1:{server.port}/0")), Counted()
+        Patience(backoff).shared_by(redis)
+        redis.set("farm:counters", "1")
+        admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+        waits = []
+        for _ in range(3):
+            before = backoff.waits
+            with pytest.raises(ReadOnlyError):
+                redis.set("farm:counters", "2")
+            waits.append(backoff.waits - before)
+        assert waits[0] > 5
+        assert waits[1:] == [0, 0]
+        admin.execute_command("REPLICAOF", "NO", "ONE")
+        redis.set("farm:counters", "3")
+        admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(ReadOnlyError):
+            redis.set("farm:counters", "4")
+        assert backoff.waits == 2 * waits[0], "it had come back: the next outage is waited for again"
+        redis.close()
