@@ -372,7 +372,10 @@ def test_many_pages_cost_one_look_and_nobody_waits_for_it(farm: Farm) -> None:
 
 
 def test_a_browser_that_leaves_in_the_middle_of_its_question_has_asked_nothing() -> None:
-    messages = [{"type": "http.request", "body": b'{"data": ["', "more_body": True}, {"type": "http.disconnect"}]
+    messages: list[Message] = [
+        {"type": "http.request", "body": b'{"data": ["', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
 
     async def receive() -> Message:
         return messages.pop(0)
