@@ -32,6 +32,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
 | farm:worker:<w>           | hash   | a worker's host, pid, slots, state               | supervisor        | 3 lease times |
 | farm:trainer:<t>          | string | a trainer's heartbeat                            | pool              | trainer_lost_seconds |
+| farm:driver:<run>         | string | the trainer that alone drives a run              | pool              | trainer_lost_seconds, renewed |
 | farm:mailbox:<e>:actions  | hash   | number -> action                                 | pool              | deadline + 1 h past the last write |
 | farm:mailbox:<e>:taken    | hash   | number -> who took it (a nonce)                  | slot              | same |
 | farm:mailbox:<e>:results  | hash   | number -> result                                 | slot              | same |
@@ -150,6 +151,11 @@ class Keys:
     def worker(worker_id: str) -> str:
         """The row of one worker."""
         return Keys.WORKER_PREFIX + worker_id
+
+    @staticmethod
+    def driver(run_id: str) -> str:
+        """Which trainer alone drives a run."""
+        return f"{FARM}driver:{run_id}"
 
     @staticmethod
     def trainer(trainer_id: str) -> str:

@@ -96,6 +96,7 @@ class Pool:
         self._stop = threading.Event()
         self._beginning = threading.Lock()
         self._beating: threading.Thread | None = None
+        self._claimed: set[str] = set()
 
     def __enter__(self) -> Pool:
         return self
@@ -121,9 +122,24 @@ class Pool:
         return self._budget.read(self.run_id)
 
     @redis_border
-    def trainer_left_seconds(self, trainer_id: str) -> float:
-        """How long another trainer's last heartbeat still counts: each one makes it longer, 0 says that it is lost."""
-        return self._presence.trainer_left_seconds(trainer_id)
+    def claim_run(self, run_id: str) -> bool:
+        """Whether this pool alone drives the run until it releases it; False while another living one does."""
+        if not self._presence.claim_run(run_id, self.trainer_id):
+            return False
+        self._claimed.add(run_id)
+        self._beat()
+        return True
+
+    @redis_border
+    def claim_left_seconds(self, run_id: str) -> float:
+        """How long the last claim of the run still counts: each renewal makes it longer, 0 says that there is none."""
+        return self._presence.claim_left_seconds(run_id)
+
+    @redis_border
+    def release_run(self, run_id: str) -> None:
+        """Give the claim up; one that a killed process held ends by itself."""
+        self._claimed.discard(run_id)
+        self._presence.release_run(run_id, self.trainer_id)
 
     @redis_border
     def reserve(self, count: int, *, wait_seconds: float = 0.0) -> Reservation:
@@ -308,6 +324,8 @@ class Pool:
         while not self._stop.wait(self.settings.trainer_beat_seconds):
             try:
                 self._presence.beat_trainer(self.trainer_id)
+                for run_id in tuple(self._claimed):
+                    self._presence.claim_run(run_id, self.trainer_id)
             except RedisError as error:
                 logger.warning("heartbeat not sent: %s", error)
 

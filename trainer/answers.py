@@ -33,6 +33,7 @@ class _AnyAnswer:
             parsed = self._parse(*args, **options)
             for call in _calls(parsed):
                 call["arguments"] = _arguments(call["arguments"])
+                str(call.get("name")).encode()  # a UnicodeEncodeError is a ValueError: no template renders such a name
         except RecursionError:
             raise ValueError("the answer has JSON that is nested too deeply") from None
         return parsed

@@ -17,6 +17,7 @@ from typing import Any
 
 from openenv.core.harness import HarnessAdapter, MCPHarnessAdapter  # type: ignore[import-untyped]
 from trl.experimental.async_grpo.openenv_harness import HarnessRolloutWorker
+from trl.trainer.utils import get_callable_name, is_async_callable
 
 from trainer.answers import accept_any_answer
 from trainer.sessions import PoolSessionFactory
@@ -39,7 +40,7 @@ class FarmRolloutWorker(HarnessRolloutWorker):  # type: ignore[misc]
         super().__init__(
             harness_session_factory=functools.partial(_given, factory),
             harness_adapter=harness_adapter or MCPHarnessAdapter(),
-            **{"reward_funcs": [], **loop},
+            **{**loop, "reward_funcs": [_only_scored(func) for func in loop.get("reward_funcs") or []]},
         )
 
     _process: Any  # the child, TRL's own
@@ -70,6 +71,33 @@ class FarmRolloutWorker(HarnessRolloutWorker):  # type: ignore[misc]
                 child.join()
             self._process = None
         super().stop()
+
+
+class _OnlyScored:
+    """A reward function that says None for a session without a score, whose completion TRL leaves empty.
+
+    TRL leaves a rollout out only when all of its rewards are None. It can be pickled where the function can.
+    """
+
+    def __init__(self, func: Any) -> None:
+        self._func = func
+        self.__name__ = get_callable_name(func)
+
+    def __call__(self, *, completion_ids: list[list[int]], **given: Any) -> Any:
+        return _scored(completion_ids, self._func(completion_ids=completion_ids, **given))
+
+
+class _OnlyScoredLater(_OnlyScored):
+    async def __call__(self, *, completion_ids: list[list[int]], **given: Any) -> Any:
+        return _scored(completion_ids, await self._func(completion_ids=completion_ids, **given))
+
+
+def _only_scored(func: Any) -> _OnlyScored:
+    return (_OnlyScoredLater if is_async_callable(func) else _OnlyScored)(func)
+
+
+def _scored(completion_ids: list[list[int]], rewards: Any) -> list[float | None]:
+    return [reward if ids else None for ids, reward in zip(completion_ids, rewards, strict=True)]
 
 
 def _given(factory: PoolSessionFactory) -> PoolSessionFactory:

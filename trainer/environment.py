@@ -178,6 +178,7 @@ class RemoteEpisodes:
     """The environment factory: makes RemoteEpisodes, reserves places for their batches, and closes them.
 
     `wait_seconds` bounds the wait for places that other episodes hold, `start_seconds` an episode's wait in the queue.
+    With `exclude` and reward functions of one's own it takes FarmGRPOTrainer: TRL's adds theirs up for every row.
     """
 
     def __init__(

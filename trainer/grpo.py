@@ -239,6 +239,8 @@ def _without_excluded(reward_funcs: Any, episodes: RemoteEpisodes) -> list[Any]:
 def _none_where_excluded(func: Callable[..., Any]) -> Callable[..., Any]:
     def without(environments: Sequence[RemoteEpisode], rewards: Sequence[float | None]) -> list[float | None]:
         out = [environment._excluded or environment._failure is not None for environment in environments]
+        if len(rewards) != len(out):
+            return list(rewards)  # TRL says what is wrong
         return [None if it_is else reward for it_is, reward in zip(out, rewards, strict=True)]
 
     if is_async_callable(func):

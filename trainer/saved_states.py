@@ -97,4 +97,9 @@ def _described(name: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         raise SettingsError(f"{name}: its config.json cannot be read ({str(error).splitlines()[0]})") from None
     sizes = {size: getattr(config, size, None) for size in _SIZES}
-    return {**sizes, "vocabulary": tokenizer.get_vocab(), "chat template": tokenizer.chat_template}
+    return {**sizes, "vocabulary": tokenizer.get_vocab(), "chat template": _lines(tokenizer.chat_template)}
+
+
+def _lines(template: Any) -> Any:
+    """A state holds its template in a file of its own, with the line ends of text files."""
+    return template.replace("\r\n", "\n") if isinstance(template, str) else template

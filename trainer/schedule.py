@@ -1,7 +1,7 @@
-"""The learning rate of a resumed run.
+"""The learning rate of a resumed run, and how often it saves.
 
 What always holds: each step's rate comes from this run's own `--learning-rate` and `--max-steps`, whatever the state
-that it goes on from had reached; a linear schedule that ended there had come down to 0.
+that it goes on from had reached; a linear schedule that ended there had come down to 0. So does `--save-steps`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ class Schedule(TrainerCallback):  # type: ignore[misc, unused-ignore] # transfor
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, lr_scheduler: Any = None, **_: Any) -> None:
         """The optimizer and the scheduler are what they were, and no step has been made."""
+        state.compute_steps(args, args.max_steps)
         if state.global_step and hasattr(lr_scheduler, "lr_lambdas"):
             continue_from(lr_scheduler, args.learning_rate)
 

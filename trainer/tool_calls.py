@@ -6,6 +6,7 @@ order; each call that is started is one that TRL makes, and TRL gets its result 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -33,6 +34,7 @@ class ToolCalls:
         ]
 
     def _wrapped(self, row: int, name: str, tool: Tool) -> Tool:
+        @functools.wraps(tool)
         def call(**arguments: Any) -> Any:
             if not _fits(tool, arguments):
                 return tool(**arguments)  # it was not started: let it fail as TRL's own call does

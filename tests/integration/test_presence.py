@@ -56,15 +56,21 @@ def test_a_trainer_is_alive_while_it_beats(presence: Presence) -> None:
     wait_until(lambda: not presence.trainer_alive("t1"), description="the heartbeat is gone")
 
 
-def test_each_heartbeat_of_a_trainer_makes_what_is_left_longer(presence: Presence) -> None:
-    assert presence.trainer_left_seconds("t1") == 0
-    presence.beat_trainer("t1")
-    assert 0 < presence.trainer_left_seconds("t1") <= 0.8
-    wait_until(lambda: presence.trainer_left_seconds("t1") < 0.7, description="some of it is over")
-    shorter = presence.trainer_left_seconds("t1")
-    presence.beat_trainer("t1")
-    assert presence.trainer_left_seconds("t1") > shorter
-    wait_until(lambda: presence.trainer_left_seconds("t1") == 0, description="the heartbeat is gone")
+def test_one_trainer_at_a_time_drives_a_run(presence: Presence) -> None:
+    assert presence.claim_left_seconds("run-1") == 0
+    assert presence.claim_run("run-1", "t1")
+    assert 0 < presence.claim_left_seconds("run-1") <= 0.8
+    assert not presence.claim_run("run-1", "t2")
+    assert presence.claim_run("run-2", "t2")
+    wait_until(lambda: presence.claim_left_seconds("run-1") < 0.7, description="some of it is over")
+    shorter = presence.claim_left_seconds("run-1")
+    assert presence.claim_run("run-1", "t1"), "again"
+    assert presence.claim_left_seconds("run-1") > shorter
+    presence.release_run("run-1", "t2")
+    assert not presence.claim_run("run-1", "t2")
+    presence.release_run("run-1", "t1")
+    assert presence.claim_run("run-1", "t2")
+    wait_until(lambda: presence.claim_run("run-1", "t1"), description="a claim that is not renewed ends")
 
 
 def test_a_draining_workers_slots_are_no_capacity_any_more(lasting: Presence, redis: Redis) -> None:

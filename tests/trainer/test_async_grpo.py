@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ pytest.importorskip("trl", reason="needs the train extra")
 
 from datasets import Dataset
 from transformers import TrainerCallback
+from trl.trainer.utils import is_async_callable
 
 from tests.support.cpu_grpo import (
     AsyncGRPOConfig,
@@ -30,6 +33,7 @@ from tests.support.cpu_grpo import (
     tiny_policy,
     without_gpu,
 )
+from trainer.async_grpo import _only_scored
 
 pytest_plugins = ["tests.support.farm"]
 pytestmark = [
@@ -178,3 +182,22 @@ def test_async_grpo_stops_when_too_many_sessions_fail(ground: Ground, tmp_path: 
     assert "TooManyFailures: 4 of the last 4 sessions failed (100%, limit 50%)" in cause
     assert "most frequent cause: setup_failed, 4 times" in cause
     assert not [row for row in logs.rows if "reward" in row]
+
+
+def style(*, completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [0.5] * len(completion_ids)
+
+
+async def style_later(*, completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [0.5] * len(completion_ids)
+
+
+def test_other_reward_functions_say_nothing_of_a_session_without_a_score() -> None:
+    """TRL gives it an empty completion, and leaves it out only when all of its rewards are None."""
+    rows: dict[str, Any] = {"completion_ids": [[1], [], [2]], "completions": ["a", "", "b"]}
+    for_child = pickle.loads(pickle.dumps(_only_scored(style)))
+    assert for_child(**rows) == [0.5, None, 0.5]
+    assert for_child.__name__ == "style"
+    assert asyncio.run(_only_scored(style_later)(**rows)) == [0.5, None, 0.5]
+    assert is_async_callable(_only_scored(style_later))
+    assert not is_async_callable(_only_scored(style))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.episodes import Episode
 from orchestrator.errors import FarmError
 from orchestrator.pool import Pool
-from orchestrator.settings import Settings
 from orchestrator.tasks import Task
 from orchestrator.vocabulary import Outcome
 from tests.learning.policy import TinyPolicy, tiny_policy, warm_start
@@ -271,8 +269,8 @@ def test_what_a_killed_evaluation_left_running_is_ended_and_run_anew(pool: Pool,
     for episode in left_behind:
         episode.reset()
         killed.forget(episode)
-    killed.close()  # which now only ends the heartbeat, as a kill does: the last one still counts for a while
-    assert pool.trainer_left_seconds(killed.trainer_id) > 0
+    killed.close()  # which now only ends the heartbeat, as a kill does: the last claim still counts for a while
+    assert farm.farm.presence.claim_run(identity.run_id, killed.trainer_id)
     found = collected(pool, identity, ScriptPolicy("right"), tasks=TASKS[:1], parallel=2)
     assert [(it.retry, it.outcome) for it in found.values()] == [(1, Outcome.SOLVED)] * 2
     ended = {episode.wait(10).outcome for episode in left_behind}
@@ -283,39 +281,45 @@ def test_what_a_killed_evaluation_left_running_is_ended_and_run_anew(pool: Pool,
 def test_an_evaluation_that_another_process_runs_is_left_to_it(pool: Pool, farm: Field) -> None:
     identity = identity_of(pool, label="twice", tasks=TASKS[:1], episodes=1)
     with Pool(farm.settings, run_id=identity.run_id) as other:
+        assert other.claim_run(identity.run_id)
         theirs = other.submit(TASKS[0], episode_id=identity.episode_id(0, 0))
         theirs.reset()
         with Pool(farm.settings, run_id=identity.run_id) as ours:
             with pytest.raises(FarmError, match=r"another process runs this evaluation now.*--label"):
                 collected(ours, identity, ScriptPolicy("right"), tasks=TASKS[:1], parallel=1)
+            assert ours.submitted == []
         assert theirs.receipt() is None
         assert theirs.reward() == 0.0
+        other.release_run(identity.run_id)
         found = collected(pool, identity, ScriptPolicy("right"), tasks=TASKS[:1], parallel=1)
     assert found[0, 0].outcome is Outcome.NOT_SUBMITTED  # its receipt is there
 
 
-class BeatenPool(Pool):
-    """A pool before whose submissions another one submits the same, as a process does that began a moment earlier."""
+def test_of_two_that_begin_an_evaluation_at_once_one_runs_all_of_it(farm: Field, pool: Pool) -> None:
+    class Unhurried(ScriptPolicy):
+        def respond(self, conversations: Sequence[Any]) -> list[list[ToolCall]]:
+            time.sleep(0.5)
+            return super().respond(conversations)
 
-    def __init__(self, settings: Settings, *, first: Pool, run_id: str) -> None:
-        super().__init__(settings, run_id=run_id)
-        self._first = first
-        self.taken: list[Episode] = []
+    identity = identity_of(pool, label="at-once", episodes=4)
+    results: dict[str, int] = {}
+    refused: list[str] = []
 
-    def submit(self, task: Task, **options: Any) -> Episode:
-        self.taken.append(self._first.submit(task, **options))
-        return super().submit(task, **options)
+    def run(name: str) -> None:
+        with Pool(farm.settings, run_id=identity.run_id) as ours:
+            try:
+                results[name] = len(collected(ours, identity, Unhurried("right"), parallel=4))
+            except FarmError as error:
+                refused.append(str(error))
+                results[name] = len(ours.submitted)
 
-
-def test_whoever_submits_an_episode_first_has_it(pool: Pool, farm: Field) -> None:
-    identity = identity_of(pool, label="race", tasks=TASKS[:1], episodes=1)
-    with Pool(farm.settings, run_id=identity.run_id) as other:
-        with contextlib.closing(BeatenPool(farm.settings, run_id=identity.run_id, first=other)) as ours:
-            with pytest.raises(FarmError, match="another process runs this evaluation now"):
-                collected(ours, identity, ScriptPolicy("right"), tasks=TASKS[:1], parallel=1)
-        (theirs,) = ours.taken
-        assert theirs.receipt() is None
-        assert theirs.reward() == 0.0
+    threads = [threading.Thread(target=run, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(results.values()) == [0, 8]
+    assert "another process runs this evaluation now" in "".join(refused)
 
 
 def test_a_failing_policy_ends_the_evaluation_and_its_episodes(pool: Pool, farm: Field) -> None:

@@ -13,7 +13,8 @@ import torch
 from orchestrator.errors import SettingsError
 from tests.support.farm import weekly_sales
 from tests.support.tiny_policy import SUBMIT, make_model, make_tokenizer
-from trainer.saved_states import damage
+from trainer.evaluation.chat_template import load_tokenizer
+from trainer.saved_states import damage, refuse_another_model
 from trainer.training import TrainingPlan, checkpoint_of
 
 Damage = Callable[[Path], object]
@@ -129,3 +130,18 @@ def test_a_line_that_is_no_line_of_numbers_is_named(model: Path, out: Path, line
     (out / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + line + b"\n")
     with pytest.raises(SettingsError, match=r"metrics\.jsonl:2: "):
         checkpoint_of(plan(model, out))
+
+
+def test_a_template_with_the_line_ends_of_another_system_is_the_same(model: Path) -> None:
+    tokenizer = load_tokenizer(str(model))
+    template = tokenizer.chat_template
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    described = json.loads((model / "tokenizer_config.json").read_text())
+    described["chat_template"] = template.replace("\n", "\r\n") + "\r\n"
+    (model / "tokenizer_config.json").write_text(json.dumps(described))
+    assert "\r\n" in load_tokenizer(str(model)).chat_template
+    state = model.parent / "checkpoint-1"
+    shutil.copytree(model, state)
+    load_tokenizer(str(model)).save_pretrained(state)
+    assert "\r\n" not in load_tokenizer(str(state)).chat_template
+    refuse_another_model(state, str(model))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,28 @@ def test_a_first_line_of_another_kind_is_refused(tmp_path: Path, line: str) -> N
     (tmp_path / RESULTS).write_bytes(line.encode("latin-1") + b"\n")
     with pytest.raises(FarmError, match=r"jsonl:1: is no line of an evaluation"):
         read_evaluation(tmp_path)
+
+
+def test_a_result_that_does_not_fit_on_the_disk_is_an_error_and_spoils_nothing(tmp_path: Path) -> None:
+    program = """
+import resource, signal, sys
+from pathlib import Path
+from tests.unit.test_evaluation_results import IDENTITY, SOLVED, ResultsFile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path = Path(sys.argv[1])
+with ResultsFile(path, IDENTITY) as file:
+    size = file.path.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, size + 20))
+    try:
+        file.add(SOLVED)
+    except OSError as error:
+        print(error.strerror, file.path.stat().st_size == size)
+"""
+    command = [sys.executable, "-c", program, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "No space left on device True\n", done.stderr
+    with ResultsFile(tmp_path, IDENTITY) as file:
+        assert file.results == []
 
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ BUILT = [
     Keys.creation("c"),
     Keys.worker("w"),
     Keys.trainer("t"),
+    Keys.driver("run"),
     Keys.transcript("e"),
     *(Keys.mailbox("e", part) for part in MAILBOX),
 ]

@@ -2,8 +2,8 @@
 
 What always holds: the policy is asked in one thread, in batches of whatever episodes wait for it, while the others'
 commands run; every episode that began here has ended or is cancelled when `collect` returns or raises; a result is kept
-only of an episode with a receipt, and one that we cancelled ourselves gives none; an episode that another process
-drives is left to it.
+only of an episode with a receipt, and one that we cancelled ourselves gives none; one process at a time runs an
+evaluation: what is found of it is what an earlier one left.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import CommandRefused, EpisodeAborted, EpisodeClosed, FarmError
+from orchestrator.errors import CommandRefused, EpisodeAborted, EpisodeClosed, FarmError, RedisUnavailable
 from orchestrator.pool import Pool
 from orchestrator.tasks import Task
 from orchestrator.vocabulary import Outcome
@@ -105,13 +106,20 @@ class Collector(Generic[C]):
         self._events: queue.SimpleQueue[_Live[C] | EpisodeResult | BaseException] = queue.SimpleQueue()
         self._live: dict[str, _Live[C]] = {}
         self._stopping = threading.Event()
-        self._watching = threading.Lock()
-        self._gone = {"", pool.trainer_id}
-        """Trainers that drive nothing beside us; "" is the one of an episode that has just ended."""
 
     def collect(self, planned: Sequence[Planned], *, parallel: int) -> None:
-        """Run them all, at most `parallel` at once; raises what failed on the way, after cancelling the rest."""
-        todo = deque(planned)
+        """Run them all, at most `parallel` at once; raises what failed on the way, after cancelling the rest.
+
+        Raises FarmError, having begun nothing, when another process runs this evaluation.
+        """
+        self._claim()
+        try:
+            self._collect(deque(planned), parallel)
+        finally:
+            with suppress(RedisUnavailable):  # it ends by itself
+                self._pool.release_run(self._identity.run_id)
+
+    def _collect(self, todo: deque[Planned], parallel: int) -> None:
         running = 0
         threads = ThreadPoolExecutor(parallel, thread_name_prefix="evaluation")
         try:
@@ -135,6 +143,21 @@ class Collector(Generic[C]):
                         threads.submit(self._guarded, self._act, live, calls)
         finally:
             self._stop(threads)
+
+    def _claim(self) -> None:
+        """Be the one that runs this evaluation; whether another lives its next heartbeat tells, or that none comes."""
+        run_id = self._identity.run_id
+        left = self._pool.claim_left_seconds(run_id)
+        if left:
+            logger.warning("looking for at most %.0f s whether the process that began this is gone", left)
+        while not self._pool.claim_run(run_id):
+            self._check()
+            time.sleep(_BEAT_LOOK_SECONDS)
+            before, left = left, self._pool.claim_left_seconds(run_id)
+            if left > before:
+                raise FarmError(
+                    f"another process runs this evaluation now ({run_id}): wait for it, or give another --label"
+                )
 
     def _begin(self, threads: ThreadPoolExecutor, planned: Planned) -> None:
         seed = self._identity.episode_seed(planned.task, planned.sample)
@@ -198,9 +221,6 @@ class Collector(Generic[C]):
             group_id=f"{self._identity.run_id}-{planned.task}",
             budgets=self._identity.budgets,
         )
-        if episode.spec.trainer_id != self._pool.trainer_id:  # another process was first, a moment ago
-            self._pool.forget(episode)  # or our own end would be its end
-            raise _in_use(episode.episode_id)
         live = _Live(planned, episode, conversation)
         self._live[episode.episode_id] = live
         if self._stopping.is_set():  # the others were cancelled before this one was known
@@ -217,7 +237,6 @@ class Collector(Generic[C]):
         if not self._pool.ledger.knows(episode_id):
             return None
         if self._pool.ledger.receipt(episode_id) is None:
-            self._require_abandoned(episode_id)
             logger.info("ending what an interrupted evaluation left", extra={"episode": episode_id})
             self._pool.submit(self._tasks[planned.task], episode_id=episode_id).close()
         settled = self._pool.ledger.receipt(episode_id)
@@ -226,24 +245,6 @@ class Collector(Generic[C]):
         if settled.receipt.outcome in _INTERRUPTED:
             return Planned(planned.task, planned.sample, planned.retry + 1)
         return EpisodeResult.of(settled, None, task=planned.task, sample=planned.sample, retry=planned.retry)
-
-    def _require_abandoned(self, episode_id: str) -> None:
-        """Raise when whoever began the episode still lives: its next heartbeat tells, or that its last has run out."""
-        row = self._pool.ledger.row(episode_id)
-        trainer = row.trainer_id if row is not None else ""
-        with self._watching:  # one thread looks, the others then know
-            if trainer in self._gone:
-                return
-            left = self._pool.trainer_left_seconds(trainer)
-            if left:
-                logger.warning("looking for at most %.0f s whether the process that began this is gone", left)
-            while left:
-                if self._stopping.wait(_BEAT_LOOK_SECONDS):
-                    raise FarmError("the evaluation was stopped")
-                before, left = left, self._pool.trainer_left_seconds(trainer)
-                if left > before:
-                    raise _in_use(episode_id)
-            self._gone.add(trainer)
 
     def _act(self, live: _Live[C], calls: Sequence[ToolCall]) -> _Live[C] | EpisodeResult:
         if not calls:
@@ -270,12 +271,6 @@ class Collector(Generic[C]):
         del self._live[live.episode.episode_id]
         where = live.planned
         return EpisodeResult.of(settled, usage, task=where.task, sample=where.sample, retry=where.retry)
-
-
-def _in_use(episode_id: str) -> FarmError:
-    return FarmError(
-        f"another process runs this evaluation now ({episode_id} is its own): wait for it, or give another --label"
-    )
 
 
 def _cancel(episode: Episode) -> None:

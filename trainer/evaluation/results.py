@@ -9,6 +9,7 @@ outcome.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -148,8 +149,8 @@ class ResultsFile:
 
     def add(self, result: EpisodeResult) -> None:
         """Keep one result, on disk when this returns."""
-        self.results.append(result)
         self._write(result.model_dump(mode="json"))
+        self.results.append(result)
 
     def close(self) -> None:
         """Let go of the file. Can be called again."""
@@ -182,7 +183,12 @@ class ResultsFile:
 
     def _write(self, body: dict[str, Any]) -> None:
         assert self._descriptor is not None
-        os.write(self._descriptor, json.dumps(body).encode() + b"\n")
+        line = json.dumps(body).encode() + b"\n"
+        before = os.fstat(self._descriptor).st_size
+        written = os.write(self._descriptor, line)
+        if written < len(line):  # no error, and half a line that would spoil the next
+            os.ftruncate(self._descriptor, before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         os.fsync(self._descriptor)
 
 
