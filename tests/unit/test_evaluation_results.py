@@ -173,7 +173,7 @@ with ResultsFile(path, IDENTITY) as file:
     except OSError as error:
         print(error.strerror, file.path.stat().st_size == size)
 """
-    command = [sys.executable, "-c", program, tmp_path]
+    command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "No space left on device True\n", done.stderr
     with ResultsFile(tmp_path, IDENTITY) as file:
