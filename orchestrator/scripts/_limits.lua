@@ -172,8 +172,9 @@ end
 
 -- Somebody has left the line, or a place: wake whoever is first now, unless a pause or the rate holds it up anyway.
 local function wake_next_creator(limits_key, line, due, prefix)
-  local times = redis.call('HMGET', limits_key, 'next_creation', 'cooldown_until')
-  wake_creator(line, due, prefix, math.max(tonumber(times[1] or '0'), tonumber(times[2] or '0')))
+  local times = redis.call('HMGET', limits_key, 'next_creation', 'cooldown_until', 'cooldown_at')
+  local paused = paused_until({cooldown_until = times[2], cooldown_at = times[3]}, now_ms())
+  wake_creator(line, due, prefix, math.max(tonumber(times[1] or '0'), paused))
 end
 
 -- Free an episode's permit and its place at the provider; wake those whom that lets on. Returns how much was freed.

@@ -14,7 +14,7 @@
 -- Returns: {ms until the shared pause ends, ms that this creation should wait by itself}
 local now = now_ms()
 local limits = read_hash(KEYS[1])
-local cooldown = tonumber(limits.cooldown_until or '0')
+local cooldown = paused_until(limits, now)
 local leave = ARGV[4] ~= '' and redis.call('GET', KEYS[3])
 if leave == 'refused' then return {math.max(0, cooldown - now), 0} end  -- told again after a lost answer
 if ARGV[4] ~= '' then redis.call('HINCRBY', KEYS[2], 'rate_limited:' .. ARGV[1], 1) end

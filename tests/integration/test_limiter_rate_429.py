@@ -233,5 +233,6 @@ def test_a_clock_that_steps_back_stops_nobody(redis: Redis, paused: bool) -> Non
         farm.refuse_rate(last, 30)
     farm.now -= 3_600_000
     began = farm.now
-    farm.let_through(3)
+    [*_, last] = farm.let_through(3)
     assert farm.now - began <= 5_000, "one interval each, as ever (two where the refusal halved the rate)"
+    assert farm.refuse_rate(last, 1) == 1, "no pause of before the step comes back"
