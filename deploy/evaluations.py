@@ -43,6 +43,10 @@ class Options:
     workers: int
 
 
+_SLOTS_EXPECTED = 32
+"""Episodes at once where no worker is alive yet; those that are too many wait in the queue."""
+
+
 def run_evaluation(options: Options, settings: Settings) -> None:
     """Run what is left of the evaluation; its results file says what came of it."""
     tasks = _tasks(options.tasks)
@@ -87,7 +91,7 @@ def _collect(
     capacity = pool.capacity()
     if not capacity.live_slots:
         errors().print("no worker is alive yet; waiting for one (rollout-farm worker starts one)", markup=False)
-    places = parallel or max(1, min(capacity.live_slots, capacity.concurrency_limit))
+    places = parallel or max(1, min(capacity.live_slots or _SLOTS_EXPECTED, capacity.concurrency_limit))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors(), transient=False) as bar:
         row = bar.add_task("episodes", total=len(left))

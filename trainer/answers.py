@@ -12,38 +12,46 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def accept_any_answer(tokenizer: Any) -> None:
+def accept_any_answer(tokenizer: Any, *, objects_only: bool = False) -> None:
     """Let `tokenizer.parse_response` take any answer; it is changed in place, and can be given again.
 
+    With `objects_only`, arguments that are no object become one, `{"arguments": ...}`, which no tool takes: OpenEnv's
+    adapter would lose a rollout over them instead of letting the session answer.
     TRL's `parse_response` takes a ValueError of it for an answer without calls; a RecursionError would leave TRL.
     """
     parse = getattr(tokenizer, "parse_response", None)
     if parse is not None and not isinstance(parse, _AnyAnswer):
-        tokenizer.parse_response = _AnyAnswer(parse)
+        tokenizer.parse_response = _AnyAnswer(parse, objects_only=objects_only)
 
 
 class _AnyAnswer:
     """A parser that can be pickled with its tokenizer, into the process of a rollout worker."""
 
-    def __init__(self, parse: Callable[..., Any]) -> None:
+    def __init__(self, parse: Callable[..., Any], *, objects_only: bool) -> None:
         self._parse = parse
+        self._objects_only = objects_only
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         try:
             parsed = self._parse(*args, **options)
             for call in _calls(parsed):
-                call["arguments"] = _arguments(call["arguments"])
+                if "arguments" in call:
+                    call["arguments"] = self._read(call["arguments"])
                 str(call.get("name")).encode()  # a UnicodeEncodeError is a ValueError: no template renders such a name
         except RecursionError:
             raise ValueError("the answer has JSON that is nested too deeply") from None
         return parsed
 
+    def _read(self, written: Any) -> Any:
+        read = _arguments(written)
+        return {"arguments": read} if self._objects_only and not isinstance(read, dict) else read
+
 
 def _calls(parsed: Any) -> list[dict[str, Any]]:
-    """The functions that have arguments; what has another form is left to TRL, which knows how to refuse it."""
+    """The functions that are called; what has another form is left to TRL, which knows how to refuse it."""
     made = parsed.get("tool_calls") if isinstance(parsed, Mapping) else None
     functions = [call.get("function") for call in made if isinstance(call, dict)] if isinstance(made, list) else []
-    return [function for function in functions if isinstance(function, dict) and "arguments" in function]
+    return [function for function in functions if isinstance(function, dict)]
 
 
 def _arguments(written: Any) -> Any:

@@ -36,7 +36,7 @@ class FarmRolloutWorker(HarnessRolloutWorker):  # type: ignore[misc]
     def __init__(
         self, factory: PoolSessionFactory, *, harness_adapter: HarnessAdapter | None = None, **loop: Any
     ) -> None:
-        accept_any_answer(loop.get("processing_class"))
+        accept_any_answer(loop.get("processing_class"), objects_only=True)
         super().__init__(
             harness_session_factory=functools.partial(_given, factory),
             harness_adapter=harness_adapter or MCPHarnessAdapter(),

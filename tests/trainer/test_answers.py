@@ -29,6 +29,7 @@ from trainer.evaluation.chat_model import ChatModel
 from trainer.evaluation.identity import Sampling
 from trainer.evaluation.policies import ToolCall
 from trainer.evaluation.tools import TOOLS
+from trainer.session_tools import wrong_call
 
 
 def written(arguments: str) -> str:
@@ -51,6 +52,7 @@ ANSWERS: list[tuple[str, Any]] = [
     (DEEP, None),
     (DEEP_TEXT, None),
     ('{"name":["terminal"],"arguments":{}}', None),
+    ('{"name":"\\ud800"}', None),
     ('{"name":"\\ud800","arguments":{}}', None),  # half a character: no template could show it to the model again
 ]
 
@@ -65,6 +67,18 @@ def respond(tokenizer: Any, word: str) -> list[ToolCall]:
 def test_an_answer_is_a_call_or_none(word: str, arguments: Any) -> None:
     expected = [] if arguments is None else [ToolCall("terminal", arguments)]
     assert respond(make_tokenizer([word]), word) == expected
+
+
+@pytest.mark.parametrize("arguments", ['"ls"', '["ls"]', "7", "null", '"[1]"'])
+def test_a_harness_session_is_given_an_object_whatever_was_written(arguments: str) -> None:
+    """OpenEnv's adapter makes a dict of it before the session sees it; what it cannot, it loses with the rollout."""
+    word = written(arguments)
+    tokenizer = make_tokenizer([word])
+    accept_any_answer(tokenizer, objects_only=True)
+    (call,) = parse_response(tokenizer, turn_ids(tokenizer, [word]), prefix=[], tools=list(TOOLS))["tool_calls"]
+    given = call["function"]["arguments"]
+    assert isinstance(given, dict)
+    assert wrong_call("terminal", given) is not None
 
 
 def test_the_tokenizer_can_still_be_saved_and_sent_to_another_process(tmp_path: Path) -> None:

@@ -295,6 +295,21 @@ def test_an_evaluation_that_another_process_runs_is_left_to_it(pool: Pool, farm:
     assert found[0, 0].outcome is Outcome.NOT_SUBMITTED  # its receipt is there
 
 
+def test_a_process_that_lost_its_claim_leaves_the_others_episodes_alone(pool: Pool, farm: Field) -> None:
+    identity = identity_of(pool, label="paused", tasks=TASKS[:1], episodes=1)
+    planned = plan(identity, [], retry_failed=False)[0]
+    with Pool(farm.settings, run_id=identity.run_id) as other, Pool(farm.settings, run_id=identity.run_id) as paused:
+        stood_still = Collector(paused, identity, TASKS[:1], ScriptPolicy("right"), keep=lambda result: None)
+        assert other.claim_run(identity.run_id), "its claim ran out while it stood still"
+        theirs = other.submit(TASKS[0], episode_id=identity.episode_id(0, 0))
+        theirs.reset()
+        with pytest.raises(FarmError, match="another process runs this evaluation now"):
+            stood_still._left_behind(planned)
+        assert theirs.receipt() is None
+        assert theirs.reward() == 0.0
+        other.release_run(identity.run_id)
+
+
 def test_of_two_that_begin_an_evaluation_at_once_one_runs_all_of_it(farm: Field, pool: Pool) -> None:
     class Unhurried(ScriptPolicy):
         def respond(self, conversations: Sequence[Any]) -> list[list[ToolCall]]:

@@ -155,9 +155,7 @@ class Collector(Generic[C]):
             time.sleep(_BEAT_LOOK_SECONDS)
             before, left = left, self._pool.claim_left_seconds(run_id)
             if left > before:
-                raise FarmError(
-                    f"another process runs this evaluation now ({run_id}): wait for it, or give another --label"
-                )
+                raise _in_use(run_id)
 
     def _begin(self, threads: ThreadPoolExecutor, planned: Planned) -> None:
         seed = self._identity.episode_seed(planned.task, planned.sample)
@@ -237,6 +235,8 @@ class Collector(Generic[C]):
         if not self._pool.ledger.knows(episode_id):
             return None
         if self._pool.ledger.receipt(episode_id) is None:
+            if not self._pool.claim_run(self._identity.run_id):  # this process stood still for long
+                raise _in_use(self._identity.run_id)
             logger.info("ending what an interrupted evaluation left", extra={"episode": episode_id})
             self._pool.submit(self._tasks[planned.task], episode_id=episode_id).close()
         settled = self._pool.ledger.receipt(episode_id)
@@ -269,6 +269,7 @@ class Collector(Generic[C]):
         assert settled is not None, "reward() returns or raises after the receipt"
         usage = self._policy.usage(live.conversation).model_copy(update={"generation_seconds": live.generation_seconds})
         del self._live[live.episode.episode_id]
+        self._pool.forget(live.episode)
         where = live.planned
         return EpisodeResult.of(settled, usage, task=where.task, sample=where.sample, retry=where.retry)
 
@@ -278,6 +279,10 @@ def _cancel(episode: Episode) -> None:
         episode.cancel()
     except FarmError as error:
         logger.error("not cancelled: %s", error, extra={"episode": episode.episode_id})
+
+
+def _in_use(run_id: str) -> FarmError:
+    return FarmError(f"another process runs this evaluation now ({run_id}): wait for it, or give another --label")
 
 
 def _perform(episode: Episode, call: ToolCall) -> str:
