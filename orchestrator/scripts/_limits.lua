@@ -152,8 +152,12 @@ local function note_sandbox(places, episode, limits_key, runs, now)
 end
 
 -- Take those out of the line of creators, but for `mine`, whose time to ask again is long past: their process is gone.
+-- A time that its owner cannot have written yet is of before the clock stepped back: it begins anew.
 local function drop_dead(line, due, now, mine)
   local dropped = 0
+  for _, early in ipairs(redis.call('ZRANGEBYSCORE', due, string.format('(%.0f', now + PATIENCE_MS), '+inf')) do
+    redis.call('ZADD', due, now, early)
+  end
   for _, dead in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', '(' .. string.format('%.0f', now - PATIENCE_MS))) do
     if dead ~= mine then
       redis.call('ZREM', line, dead)

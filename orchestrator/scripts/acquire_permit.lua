@@ -91,6 +91,9 @@ end
 local others = mine and 0 or reserved
 if not queue and free - others > 0 then return grant() end
 queue = true
+for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], string.format('(%.0f', now), '+inf')) do
+  redis.call('ZADD', KEYS[3], now, waiter)  -- noted before the clock stepped back
+end
 for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - ARGV[4])) do
   redis.call('ZREM', KEYS[2], waiter)
   redis.call('ZREM', KEYS[3], waiter)

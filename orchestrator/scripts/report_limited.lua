@@ -45,7 +45,9 @@ if ARGV[1] == 'concurrency' and not seems_rate() then
   return {0, 0}
 end
 
-local fresh = leave and tonumber(leave) > tonumber(limits.refused_at or '0')
+local refused_at = tonumber(limits.refused_at or '0')
+if refused_at > now then refused_at = 0 end  -- the clock stepped back since
+local fresh = leave and tonumber(leave) > refused_at
 local streak = 0
 local pause = tonumber(ARGV[2])
 if not pause then
@@ -65,7 +67,7 @@ if fresh then
   redis.call('HSET', KEYS[1], 'refused_rate', string.format('%.4f', math.max(0.1, refused)), 'refused_at', now,
              'eased_at', cooldown, 'streak', streak, 'granted', granted)
   -- between refusals that follow each other the provider was never idle: then the longer measure is the better one
-  if now - tonumber(limits.refused_at or '0') > 20000 then
+  if now - refused_at > 20000 then
     redis.call('HSET', KEYS[1], 'granted', 0, 'granted_since', now)
   end
 elseif limits.eased_at then

@@ -14,6 +14,8 @@
 if redis.call('EXISTS', KEYS[7]) == 1 then return {1, ARGV[4]} end
 local state = redis.call('HGET', KEYS[6], 'state')
 if ARGV[3] ~= '0' and (not state or state == 'final') then return {3, ''} end
+-- all of it was settled meanwhile, and its place given back: nobody would give back another
+if state == 'final' and tonumber(redis.call('HGET', KEYS[6], 'unsettled') or '1') <= 0 then return {3, ''} end
 local now = now_ms()
 local limits = read_hash(KEYS[1])
 local rate = allowed_rate(limits, ARGV[5], now)
