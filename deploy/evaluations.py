@@ -22,6 +22,9 @@ from trainer.evaluation.identity import Identity, Sampling, Subject, TaskIdentit
 from trainer.evaluation.policies import Policy, ScriptPolicy
 from trainer.evaluation.results import EpisodeResult, ResultsFile
 
+_SLOTS_EXPECTED = 32
+"""Episodes at once where no worker is alive yet; those that are too many wait in the queue."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -41,10 +44,6 @@ class Options:
     retry_failed: bool
     label: str
     workers: int
-
-
-_SLOTS_EXPECTED = 32
-"""Episodes at once where no worker is alive yet; those that are too many wait in the queue."""
 
 
 def run_evaluation(options: Options, settings: Settings) -> None:

@@ -14,7 +14,6 @@ from orchestrator.errors import SettingsError
 
 PICO = Decimal(10) ** 12
 
-
 HIGHEST_USD_PER_SECOND = 0.001
 """Seventy times the list price of a vCPU: a higher rate is a slip, and products stay exact in the scripts' doubles."""
 

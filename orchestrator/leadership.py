@@ -28,7 +28,7 @@ class Leadership:
 
     def take(self) -> bool:
         """Take or keep the lead; False while somebody else has it."""
-        return bool(self._scripts.run("lead", [Keys.RECONCILER], [self._name, int(LEAD_SECONDS * 1000)]))
+        return bool(self._scripts.run("hold", [Keys.RECONCILER], [self._name, int(LEAD_SECONDS * 1000)]))
 
     @contextmanager
     def kept(self, seconds: float = 120.0) -> Iterator[None]:
@@ -51,7 +51,7 @@ class Leadership:
 
     def give_back(self) -> None:
         """Let the next one lead at once; changes nothing when it is not ours."""
-        self._scripts.run("resign", [Keys.RECONCILER], [self._name])
+        self._scripts.run("let_go", [Keys.RECONCILER], [self._name])
 
 
 def leader(redis: Redis) -> str | None:

@@ -89,10 +89,7 @@ class Presence:
 
     def claim_run(self, run_id: str, trainer_id: str) -> bool:
         """Whether the trainer alone drives the run from now on, for trainer_lost_seconds unless it claims it again."""
-        key = Keys.driver(run_id)
-        if self._redis.set(key, trainer_id, nx=True, px=self._trainer_ms):
-            return True
-        return self._redis.get(key) == trainer_id and bool(self._redis.pexpire(key, self._trainer_ms))
+        return bool(self._scripts.run("hold", [Keys.driver(run_id)], [trainer_id, self._trainer_ms]))
 
     def claim_left_seconds(self, run_id: str) -> float:
         """How long the last claim of the run still counts; each renewal makes it longer, 0 says that there is none."""
@@ -101,8 +98,7 @@ class Presence:
 
     def release_run(self, run_id: str, trainer_id: str) -> None:
         """Give the trainer's claim up; changes nothing when it has none."""
-        if self._redis.get(Keys.driver(run_id)) == trainer_id:
-            self._redis.delete(Keys.driver(run_id))
+        self._scripts.run("let_go", [Keys.driver(run_id)], [trainer_id])
 
     def trainer_alive(self, trainer_id: str) -> bool:
         """Whether the trainer has said so within trainer_lost_seconds."""

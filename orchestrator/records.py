@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -17,9 +18,15 @@ from orchestrator.vocabulary import (
     Role,
 )
 
-Id = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+_ID = r"[a-z0-9-]{1,64}"
+Id = Annotated[str, Field(pattern=f"^{_ID}$")]
 EpisodeId = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,48}$")]
 """Shorter than other ids: `-a<attempt>-verifier` is appended and the whole still has to fit 64."""
+
+
+def is_id(given: object) -> bool:
+    """Whether a run, a group or an episode can be called so."""
+    return isinstance(given, str) and re.fullmatch(_ID, given) is not None
 
 
 class _Record(BaseModel):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,11 +18,11 @@ from orchestrator.dashboard.lookout import EpisodeView, Lookout, View
 from orchestrator.dashboard.markup import NOTHING, Markup, element
 from orchestrator.dashboard.overview import alarms, episodes, header, tiles, workers
 from orchestrator.dashboard.trends import trends
+from orchestrator.records import is_id
 
 PANES = ("header", "alarms", "tiles", "trends", "episodes", "workers", "episode")
 """In the order of the page."""
 
-_ID = re.compile(r"[a-z0-9-]{1,64}")
 _ASKED_CHARACTERS = 4_000
 
 
@@ -34,11 +33,6 @@ class Asked:
     episode: str | None = None
     window: str | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
-
-
-def is_id(text: str) -> bool:
-    """Whether an episode or a run can be called so."""
-    return _ID.fullmatch(text) is not None
 
 
 def asked(text: str) -> Asked:

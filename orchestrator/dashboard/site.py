@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 
 from orchestrator.dashboard.gate import Gate, answered, refusal
 from orchestrator.dashboard.lookout import EpisodeView, Lookout
-from orchestrator.dashboard.panes import is_id
 from orchestrator.deadline import Deadline
 from orchestrator.farm import Farm
 from orchestrator.receipts import ReceiptFilter, Receipts
+from orchestrator.records import is_id
 from orchestrator.redis_address import without_password
 from orchestrator.runs import count_open
 

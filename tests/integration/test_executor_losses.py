@@ -28,13 +28,6 @@ pytest_plugins = ["tests.support.farm"]
 BOTH = ("policy", "verifier")
 
 
-@pytest.fixture
-def running(field: Field) -> Iterator[Running]:
-    """A remote episode whose sandbox is ready."""
-    with field.at_work() as started:
-        yield started
-
-
 # the sandbox
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,13 +15,6 @@ from tests.support.waiting import wait_until
 pytest_plugins = ["tests.support.farm"]
 
 BOTH = ("policy", "verifier")
-
-
-@pytest.fixture
-def running(field: Field) -> Iterator[Running]:
-    """A remote episode whose sandbox is ready."""
-    with field.at_work() as started:
-        yield started
 
 
 def test_a_trainer_without_a_heartbeat_loses_its_episode(field: Field, running: Running) -> None:

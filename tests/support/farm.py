@@ -54,6 +54,7 @@ __all__ = [
     "open_field",
     "open_settings",
     "repaired",
+    "running",
     "script",
     "weekly_sales",
     "write_file",
@@ -65,6 +66,15 @@ def field(ground: Ground) -> Iterator[Field]:
     """An empty farm for one test."""
     with open_field(ground) as opened:
         yield opened
+
+
+@pytest.fixture
+def running(field: Field) -> Iterator[Running]:
+    """A remote episode whose sandbox is ready; it ends within the test."""
+    started = field.remote(field.spec())
+    started.episode.reset()
+    yield started
+    started.end()
 
 
 @contextmanager
@@ -169,14 +179,6 @@ class Field(Checks):
             lease_lost_seconds=self.settings.lease_lost_seconds,
         )
         return Running(episode, thread, failures)
-
-    @contextmanager
-    def at_work(self) -> Iterator[Running]:
-        """A remote episode whose sandbox is ready; it ends within the block."""
-        started = self.remote(self.spec())
-        started.episode.reset()
-        yield started
-        started.end()
 
     # real processes
 

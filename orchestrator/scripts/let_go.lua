@@ -1,5 +1,5 @@
--- Gives the leadership of the reconcilers back, if it is still ours.
--- KEYS: 1 leader
+-- Gives back what `hold` took, if it is still ours.
+-- KEYS: 1 holder
 -- ARGV: 1 name
 -- Returns: 1 given back, 0 it was not ours
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
