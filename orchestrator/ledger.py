@@ -330,14 +330,6 @@ class Ledger:
                 rows.append(known)
         return rows
 
-    def lost_trainers(self, trainers: Iterable[str]) -> frozenset[str]:
-        """Those of these trainers that have sent no heartbeat for trainer_lost_seconds."""
-        names = sorted(trainers)
-        pipeline = self._redis.pipeline(transaction=False)
-        for trainer in names:
-            pipeline.exists(Keys.trainer(trainer))
-        return frozenset(name for name, alive in zip(names, pipeline.execute(), strict=True) if not alive)
-
     def lease_ends(self) -> dict[str, float]:
         """When each leased episode's lease runs out, in unix seconds of Redis."""
         rows = cast("list[tuple[str, float]]", self._redis.zrange(Keys.LEASES, 0, -1, withscores=True))

@@ -40,7 +40,7 @@ class Admission(Enum):
     """Everything free (places or money) is reserved for others: leave the slot to them and come back."""
 
 
-class Answer(Enum):
+class PermitAnswer(Enum):
     """What acquire_permit.lua returns."""
 
     WAIT = 0
@@ -138,22 +138,22 @@ class Limiter:
             while True:
                 check()
                 answer = self.ask(episode_id, reservation_id=reservation_id, patience_seconds=wait_seconds)
-                if answer is Answer.GRANTED:
+                if answer is PermitAnswer.GRANTED:
                     return Admission.GRANTED
-                if answer is Answer.STEP_BACK:
+                if answer is PermitAnswer.STEP_BACK:
                     self.leave(episode_id)  # at once: whoever waits behind it has to be told too
                     if stepped_back:
                         return Admission.STEP_BACK
                     stepped_back = True
                     _sleep(_STEP_BACK_SECONDS, check)
                     continue
-                if answer is Answer.NEVER:
+                if answer is PermitAnswer.NEVER:
                     raise EpisodeAborted(
                         Outcome.ADMISSION_TIMEOUT, "the concurrency limit fell below the batch's reservation"
                     )
                 if answer in _BROKE:
                     raise EpisodeAborted(Outcome.BUDGET_EXHAUSTED, _BROKE[answer])
-                if answer is Answer.OVER:
+                if answer is PermitAnswer.OVER:
                     raise LeaseLost(f"{episode_id}: it has its receipt, or the farm lost it")
                 left = ends - time.monotonic()
                 if left <= 0:
@@ -163,7 +163,7 @@ class Limiter:
             self.leave(episode_id)
             raise
 
-    def ask(self, episode_id: str, *, reservation_id: str | None, patience_seconds: float = 900.0) -> Answer:
+    def ask(self, episode_id: str, *, reservation_id: str | None, patience_seconds: float = 900.0) -> PermitAnswer:
         """Ask once for a permit: the step that `admit` repeats.
 
         Since it was first told to step back for want of money, it is told so for `patience_seconds` at most.
@@ -189,7 +189,7 @@ class Limiter:
         rates, size = self._rates, self._rates.assumed
         args += [Keys.WAKE_PREFIX, Keys.BUDGET_PREFIX, rates.vcpu_picousd, rates.gib_picousd]
         args += [f"{size.vcpus}:{size.memory_mb}", int(1000 * patience_seconds)]
-        return Answer(self._scripts.run("acquire_permit", keys, args))
+        return PermitAnswer(self._scripts.run("acquire_permit", keys, args))
 
     def leave(self, episode_id: str) -> None:
         """Give up a place in line."""
@@ -277,8 +277,8 @@ class Limiter:
 
 
 _BROKE = {
-    Answer.RUN_BUDGET: "the run's budget cannot pay for another episode; see it: rollout-farm budget --run",
-    Answer.FARM_BUDGET: "the farm's budget cannot pay for another episode; see it: rollout-farm budget",
+    PermitAnswer.RUN_BUDGET: "the run's budget cannot pay for another episode; see it: rollout-farm budget --run",
+    PermitAnswer.FARM_BUDGET: "the farm's budget cannot pay for another episode; see it: rollout-farm budget",
 }
 
 

@@ -103,3 +103,11 @@ class Presence:
     def trainer_alive(self, trainer_id: str) -> bool:
         """Whether the trainer has said so within trainer_lost_seconds."""
         return bool(self._redis.exists(Keys.trainer(trainer_id)))
+
+    def lost_trainers(self, trainers: Iterable[str]) -> frozenset[str]:
+        """Those of these trainers that have sent no heartbeat for trainer_lost_seconds."""
+        names = sorted(trainers)
+        pipeline = self._redis.pipeline(transaction=False)
+        for trainer in names:
+            pipeline.exists(Keys.trainer(trainer))
+        return frozenset(name for name, alive in zip(names, pipeline.execute(), strict=True) if not alive)

@@ -23,6 +23,7 @@ from orchestrator.ledger import Ledger
 from orchestrator.limiter import Limiter
 from orchestrator.pacing import PacedProvider
 from orchestrator.plan import Action, DeleteOrphan, End, Enqueue, Finish, Settle, Snapshot, plan
+from orchestrator.presence import Presence
 from orchestrator.provider import Provider, SandboxRow
 from orchestrator.queue import JobQueue
 from orchestrator.records import Allocation
@@ -68,6 +69,7 @@ class Reconciler:
         name: str,
         *,
         ledger: Ledger,
+        presence: Presence,
         queue: JobQueue,
         limiter: Limiter,
         provider: Provider,
@@ -79,6 +81,7 @@ class Reconciler:
     ) -> None:
         self._name = name
         self._ledger = ledger
+        self._presence = presence
         self._queue = queue
         self._limiter = limiter
         self._provider = PacedProvider(provider, limiter, clock=clock)
@@ -163,7 +166,7 @@ class Reconciler:
             lease_ends=self._ledger.lease_ends(),
             suspected_since=dict(self._suspected),
             unsettled=unsettled,
-            lost_trainers=self._ledger.lost_trainers({row.trainer_id for row in rows if row.trainer_id}),
+            lost_trainers=self._presence.lost_trainers({row.trainer_id for row in rows if row.trainer_id}),
             farm_tag=self._ledger.known_farm_tag(),
             sandboxes=sandboxes,
             kept_orphans=self._ledger.unresolved.orphans(),

@@ -163,6 +163,7 @@ def _reconciler(settings: Settings) -> tuple[str, Redis, Reconciler]:
         Reconciler(
             name,
             ledger=farm.ledger,
+            presence=farm.presence,
             queue=farm.queue,
             limiter=farm.limiter,
             provider=provider_of(settings),

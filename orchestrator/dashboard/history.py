@@ -153,8 +153,8 @@ def series(ended: Iterable[Ended], starts: Iterable[float], now: float, window_s
     return Series(window_seconds, buckets)
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank quantile of at least one value."""
+def nearest_rank(values: Sequence[float], share: float) -> float:
+    """The quantile of at least one value that is one of them."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
 

@@ -51,7 +51,7 @@ _SETTLED_AGE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, eq=False)
-class Snapshot:
+class Look:
     """One look. Times are unix seconds of Redis."""
 
     at: float
@@ -77,13 +77,13 @@ class Snapshot:
 class View:
     """The last look, None before the first, and why it is not the newest."""
 
-    snapshot: Snapshot | None
+    look: Look | None
     trouble: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class EpisodeView:
-    """One episode as it stands; without row and receipt the farm does not know it. `at` as in Snapshot."""
+    """One episode as it stands; without row and receipt the farm does not know it. `at` as in Look."""
 
     episode_id: str
     at: float
@@ -176,7 +176,7 @@ class Lookout:
         known = {name: cost for name, cost in costs.items() if cost is not None}
         return EpisodeView(episode_id, now, row, settled, allocations, transcript, known)
 
-    def _look(self) -> Snapshot:
+    def _look(self) -> Look:
         farm = self._farm
         reading, now = read(farm), farm.ledger.now()
         leases = set(farm.ledger.lease_ends())
@@ -187,7 +187,7 @@ class Lookout:
         rows = farm.ledger.rows([*begun, *waiting])
         stuck = self._stuck(reading)
         shown = {row.allocation_id for row in stuck}
-        return Snapshot(
+        return Look(
             at=now,
             reading=reading,
             workers=tuple(farm.presence.workers_of(reading.slots)),

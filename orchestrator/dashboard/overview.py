@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import urlencode
 
 from orchestrator.dashboard.history import Ended, Series
-from orchestrator.dashboard.lookout import Snapshot, View
+from orchestrator.dashboard.lookout import Look, View
 from orchestrator.dashboard.markup import NOTHING, Child, Markup, element, joined
 from orchestrator.dashboard.wording import clock, counted, day_and_clock, dollars, seconds
 from orchestrator.ledger import EpisodeRow
@@ -30,23 +30,23 @@ def link(shown: Child, **query: str) -> Markup:
 
 def header(view: View) -> Markup:
     """Which page this is, how old, and what is wrong with it or with the farm as a whole."""
-    snapshot = view.snapshot
-    at = "no look at the farm yet" if snapshot is None else f"{day_and_clock(snapshot.at)} UTC"
-    led = snapshot is not None and snapshot.leader is not None
+    look = view.look
+    at = "no look at the farm yet" if look is None else f"{day_and_clock(look.at)} UTC"
+    led = look is not None and look.leader is not None
     parts: list[Child] = [
         element("h1", link("rollout farm")),
         element("span", at, class_="moment"),
-        element("span", f"{snapshot.leader} leads" if snapshot and led else "", class_="muted"),
+        element("span", f"{look.leader} leads" if look and led else "", class_="muted"),
     ]
     warnings = [view.trouble] if view.trouble else []
-    if snapshot is not None and not led:
+    if look is not None and not led:
         warnings.append("No orchestrator leads: what killed workers leave stays until one does.")
-    if snapshot is not None and not snapshot.reading.slots:
+    if look is not None and not look.reading.slots:
         warnings.append("No worker is alive: start some with rollout-farm worker.")
     return joined((element("header", *parts), *(element("p", text, class_="warning") for text in warnings)))
 
 
-def alarms(snapshot: Snapshot) -> Markup:
+def alarms(look: Look) -> Markup:
     """Clean-ups that are not confirmed, by id; nothing when there are none."""
     rows: list[tuple[Child, ...]] = [
         (
@@ -56,11 +56,11 @@ def alarms(snapshot: Snapshot) -> Markup:
             day_and_clock(row.unresolved_at or row.unknown_at),
             row.detail or "",
         )
-        for row in snapshot.stuck
+        for row in look.stuck
     ]
     rows += [
         (_item(item.kind, item.id), str(item.kind), "not settled", day_and_clock(item.since), item.reason)
-        for item in snapshot.not_settled
+        for item in look.not_settled
     ]
     if not rows:
         return NOTHING
@@ -80,15 +80,15 @@ def _item(kind: str, name: str) -> Child:
     return link(name, episode=name) if kind == "episode" else name
 
 
-def tiles(snapshot: Snapshot) -> Markup:
+def tiles(look: Look) -> Markup:
     """The numbers of now."""
-    tiles = (_sandboxes(snapshot), _slots(snapshot), _queue(snapshot), _creations(snapshot))
-    return element("section", *tiles, *_totals(snapshot), class_="tiles")
+    tiles = (_sandboxes(look), _slots(look), _queue(look), _creations(look))
+    return element("section", *tiles, *_totals(look), class_="tiles")
 
 
-def _sandboxes(snapshot: Snapshot) -> Markup:
-    limiter = snapshot.reading.limiter
-    running = sum(row.count for row in snapshot.reading.running if row.state.accrues)
+def _sandboxes(look: Look) -> Markup:
+    limiter = look.reading.limiter
+    running = sum(row.count for row in look.reading.running if row.state.accrues)
     lowered = limiter.concurrency_effective < limiter.concurrency_configured
     note = f"{counted(limiter.held, 'permit')} held, {limiter.reserved:,} reserved"
     if lowered:
@@ -103,22 +103,22 @@ def _sandboxes(snapshot: Snapshot) -> Markup:
     )
 
 
-def _slots(snapshot: Snapshot) -> Markup:
-    live = len(snapshot.reading.slots)
-    busy = min(live, snapshot.reading.leased)
+def _slots(look: Look) -> Markup:
+    live = len(look.reading.slots)
+    busy = min(live, look.reading.leased)
     return tile(
-        "Slots", f"{busy:,}", f"of {live:,} busy", counted(len(snapshot.workers), "worker"), share=busy / max(1, live)
+        "Slots", f"{busy:,}", f"of {live:,} busy", counted(len(look.workers), "worker"), share=busy / max(1, live)
     )
 
 
-def _queue(snapshot: Snapshot) -> Markup:
-    waiting = snapshot.reading.limiter.waiting
-    note = f"{counted(snapshot.open_count, 'open episode')}, {waiting:,} wait for a permit"
-    return tile("Queue", f"{snapshot.reading.queued:,}", "episodes wait", note)
+def _queue(look: Look) -> Markup:
+    waiting = look.reading.limiter.waiting
+    note = f"{counted(look.open_count, 'open episode')}, {waiting:,} wait for a permit"
+    return tile("Queue", f"{look.reading.queued:,}", "episodes wait", note)
 
 
-def _creations(snapshot: Snapshot) -> Markup:
-    limiter = snapshot.reading.limiter
+def _creations(look: Look) -> Markup:
+    limiter = look.reading.limiter
     refused = limiter.rate_limited + limiter.concurrency_limited
     pace = f"at most {limiter.rate_effective:.3g} per second" if limiter.rate_effective else "no limit of ours"
     if limiter.cooldown_seconds:
@@ -135,20 +135,20 @@ def _creations(snapshot: Snapshot) -> Markup:
     )
 
 
-def _totals(snapshot: Snapshot) -> tuple[Markup, ...]:
-    counters = snapshot.reading.counters
+def _totals(look: Look) -> tuple[Markup, ...]:
+    counters = look.reading.counters
     outcomes = {outcome: int(counters.get(f"episodes:{outcome}", 0)) for outcome in Outcome}
     scored = sum(count for outcome, count in outcomes.items() if outcome.scored)
     aborted = sum(outcomes.values()) - scored
-    rewards = [one.reward for one in snapshot.ended if one.reward is not None][:_REWARDS]
+    rewards = [one.reward for one in look.ended if one.reward is not None][:_REWARDS]
     mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "-"
-    stuck = len(snapshot.stuck) + len(snapshot.not_settled)
+    stuck = len(look.stuck) + len(look.not_settled)
     orphans = counted(int(counters.get(ORPHANS_DELETED, 0)), "orphan")
     made = sum(int(counters.get(f"created:{role}", 0)) for role in Role)
     return (
         tile("Episodes", f"{scored + aborted:,}", "ended", f"{scored:,} scored, {aborted:,} aborted"),
         tile("Reward", mean, "on average", f"the newest {counted(len(rewards), 'scored episode')}"),
-        _money(snapshot),
+        _money(look),
         tile(
             "Clean-ups",
             f"{stuck:,}",
@@ -160,8 +160,8 @@ def _totals(snapshot: Snapshot) -> tuple[Markup, ...]:
     )
 
 
-def _money(snapshot: Snapshot) -> Markup:
-    reading, budget = snapshot.reading, snapshot.reading.budget
+def _money(look: Look) -> Markup:
+    reading, budget = look.reading, look.reading.budget
     burn = dollars(burn_picousd_per_hour(reading.running))
     spent, note = dollars(budget.spent_picousd), f"{burn} an hour now"
     if budget.limit_picousd is None or budget.left_picousd is None:
@@ -184,9 +184,9 @@ def tile(
     return element("div", element("h3", name), number, meter, element("p", note, class_="note"), class_=f"tile{state}")
 
 
-def mix(snapshot: Snapshot) -> Markup:
+def mix(look: Look) -> Markup:
     """Every outcome so far, as one bar and in numbers."""
-    counters = snapshot.reading.counters
+    counters = look.reading.counters
     found = [(outcome, int(counters.get(f"episodes:{outcome}", 0))) for outcome in Outcome]
     found = [(outcome, count) for outcome, count in found if count]
     total = sum(count for _, count in found)
@@ -209,28 +209,28 @@ def outcome_class(outcome: Outcome) -> str:
     return "solved" if outcome is Outcome.SOLVED else "unsolved" if outcome.scored else "aborted"
 
 
-def workers(snapshot: Snapshot) -> Markup:
+def workers(look: Look) -> Markup:
     """Who is alive."""
-    counts = Counter(worker_of(slot) for slot in snapshot.reading.slots)
+    counts = Counter(worker_of(slot) for slot in look.reading.slots)
     rows = [
         (row.worker_id, row.host, str(row.pid), f"{counts[row.worker_id]} of {row.slots}", row.state)
-        for row in snapshot.workers[:_WORKER_ROWS]
+        for row in look.workers[:_WORKER_ROWS]
     ]
-    more = f", the first {_WORKER_ROWS}" if len(snapshot.workers) > _WORKER_ROWS else ""
+    more = f", the first {_WORKER_ROWS}" if len(look.workers) > _WORKER_ROWS else ""
     empty = None if rows else element("p", "None.", class_="muted")
-    heading = element("h2", f"Workers ({len(snapshot.workers)}{more})")
+    heading = element("h2", f"Workers ({len(look.workers)}{more})")
     shown = table(("worker", "host", "pid", "live slots", "state"), rows) if rows else empty
     return element("section", heading, shown, class_="card", id="workers")
 
 
-def episodes(snapshot: Snapshot) -> Markup:
+def episodes(look: Look) -> Markup:
     """Open episodes, then those that ended last."""
-    rows = [_running(row, snapshot.at) for row in snapshot.running]
-    rows += [_queued(row, snapshot.at) for row in snapshot.queued]
-    rows += [_ended(one) for one in snapshot.ended[:_ENDED_ROWS]]
+    rows = [_running(row, look.at) for row in look.running]
+    rows += [_queued(row, look.at) for row in look.queued]
+    rows += [_ended(one) for one in look.ended[:_ENDED_ROWS]]
     names = ("episode", "task", "run", "outcome", "reward", "took", "cost", "queued (UTC)", "ended (UTC)")
     empty = None if rows else element("p", "No episode yet: rollout-farm run weekly-sales --episodes 8", class_="muted")
-    rest = snapshot.open_count - len(snapshot.running) - len(snapshot.queued)
+    rest = look.open_count - len(look.running) - len(look.queued)
     note = f"and {rest:,} more open ones" if rest > 0 else ""
     return element(
         "section",

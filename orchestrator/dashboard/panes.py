@@ -60,15 +60,15 @@ def _one(lookout: Lookout, episode_id: str) -> dict[str, tuple[Markup, str]]:
 
 @lru_cache(maxsize=8)
 def _overview(view: View, window: str | None) -> dict[str, tuple[Markup, str]]:
-    snapshot = view.snapshot
+    look = view.look
     panes = {"header": header(view)}
-    if snapshot is not None:
+    if look is not None:
         panes |= {
-            "alarms": alarms(snapshot),
-            "tiles": tiles(snapshot),
-            "trends": trends(snapshot, window),
-            "episodes": episodes(snapshot),
-            "workers": workers(snapshot),
+            "alarms": alarms(look),
+            "tiles": tiles(look),
+            "trends": trends(look, window),
+            "episodes": episodes(look),
+            "workers": workers(look),
         }
     return {**_EMPTY, **_sealed(panes)}
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from orchestrator.dashboard import charts
-from orchestrator.dashboard.history import WINDOWS, Series, quantile, series, window_of
-from orchestrator.dashboard.lookout import Snapshot
+from orchestrator.dashboard.history import WINDOWS, Series, nearest_rank, series, window_of
+from orchestrator.dashboard.lookout import Look
 from orchestrator.dashboard.markup import Child, Markup, element
 from orchestrator.dashboard.overview import mix, spans, table
 from orchestrator.dashboard.wording import dollars_short, seconds
 from orchestrator.vocabulary import Phase
 
 
-def trends(snapshot: Snapshot, window: str | None) -> Markup:
+def trends(look: Look, window: str | None) -> Markup:
     """All charts; `window` is a name of WINDOWS, anything else lets the span follow the newest episodes."""
-    length = WINDOWS.get(window or "", 0) or window_of(snapshot.ended, snapshot.at)
-    found = series(snapshot.ended, snapshot.starts, snapshot.at, length)
+    length = WINDOWS.get(window or "", 0) or window_of(look.ended, look.at)
+    found = series(look.ended, look.starts, look.at, length)
     name = next(name for name, seconds_ in WINDOWS.items() if seconds_ == length)
-    limit = snapshot.reading.limiter.concurrency_effective
+    limit = look.reading.limiter.concurrency_effective
     buckets = found.buckets
     running = charts.area(
         [bucket.running for bucket in buckets],
@@ -45,7 +45,7 @@ def trends(snapshot: Snapshot, window: str | None) -> Markup:
     per = f"per {width:g} s" if width < 60 else f"per {width / 60:g} min"
     return element(
         "section",
-        element("div", element("h2", "Outcomes so far"), mix(snapshot), class_="card wide"),
+        element("div", element("h2", "Outcomes so far"), mix(look), class_="card wide"),
         spans(found, chosen=window in WINDOWS, windows=WINDOWS),
         _card("Running episodes", "on average " + per, running),
         _card("Mean reward", "of scored episodes " + per, rewards),
@@ -68,7 +68,7 @@ def _latencies(found: Series) -> Markup:
         took = [value for bucket in found.buckets for value in bucket.phases.get(phase, ())]
         name = element("span", element("i", class_=f"phase-{phase}"), str(phase), class_="key")
         if took:
-            rows.append((name, seconds(quantile(took, 0.5)), seconds(quantile(took, 0.95)), f"{len(took):,}"))
+            rows.append((name, seconds(nearest_rank(took, 0.5)), seconds(nearest_rank(took, 0.95)), f"{len(took):,}"))
     return table(("phase", "median", "95 %", "episodes"), rows) if rows else element("p", "No episode in this span.")
 
 

@@ -28,7 +28,7 @@ from orchestrator.errors import ConcurrencyLimited, RateLimited
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.ledger import Lease, Ledger
-from orchestrator.limiter import Answer, Limiter
+from orchestrator.limiter import Limiter, PermitAnswer
 from orchestrator.records import Allocation, EpisodeSpec
 from orchestrator.vocabulary import AllocationState, Outcome, Role
 from tests.bench.rows import Goal, Row
@@ -229,9 +229,9 @@ class _Episode:
             return
         answer = self._limiter.ask(self._spec.episode_id, reservation_id=None)
         self._world.wake()
-        if answer is Answer.GRANTED:
+        if answer is PermitAnswer.GRANTED:
             self._create(next(self._roles))
-        elif answer is Answer.WAIT:
+        elif answer is PermitAnswer.WAIT:
             self._world.wait(self._spec.episode_id, BLOCK_SECONDS, self.admit)
         else:
             raise RuntimeError(f"{self._spec.episode_id}: {answer}")

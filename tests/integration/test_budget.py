@@ -14,7 +14,7 @@ from orchestrator.errors import EpisodeAborted, SettingsError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.ledger import Lease
-from orchestrator.limiter import Admission, Answer
+from orchestrator.limiter import Admission, PermitAnswer
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
@@ -40,13 +40,13 @@ def settings(redis_url: str) -> Settings:
     return farm_settings(redis_url, concurrency_limit=10)
 
 
-def ask(farm: Farm, spec: EpisodeSpec, reservation: str | None = None) -> Answer:
+def ask(farm: Farm, spec: EpisodeSpec, reservation: str | None = None) -> PermitAnswer:
     return farm.limiter.ask(spec.episode_id, reservation_id=reservation)
 
 
 def running(farm: Farm, spec: EpisodeSpec | None = None) -> tuple[EpisodeSpec, Lease]:
     spec, lease = leased(farm, spec)
-    assert ask(farm, spec) is Answer.GRANTED
+    assert ask(farm, spec) is PermitAnswer.GRANTED
     return spec, lease
 
 
@@ -82,7 +82,7 @@ def test_a_permit_reserves_the_longest_lives_of_both_sandboxes_and_the_receipt_g
 ) -> None:
     spec, lease = running(farm)
     assert books(farm, whose) == (0, WORST)
-    assert ask(farm, spec) is Answer.GRANTED
+    assert ask(farm, spec) is PermitAnswer.GRANTED
     assert books(farm, whose) == (0, WORST), "asked again after a lost answer"
     cost = settle(farm, spec, lease, Role.POLICY, 12_345)
     assert books(farm, whose) == (cost, 120 * PRICE), "the verifier's share stays"
@@ -92,9 +92,9 @@ def test_a_permit_reserves_the_longest_lives_of_both_sandboxes_and_the_receipt_g
     assert books(farm, whose) == (cost, 0)
 
 
-@pytest.mark.parametrize(("whose", "answer"), [(RUN, Answer.RUN_BUDGET), (None, Answer.FARM_BUDGET)])
+@pytest.mark.parametrize(("whose", "answer"), [(RUN, PermitAnswer.RUN_BUDGET), (None, PermitAnswer.FARM_BUDGET)])
 def test_what_cannot_be_paid_for_ends_as_budget_exhausted_and_running_episodes_finish(
-    farm: Farm, redis: Redis, whose: str | None, answer: Answer
+    farm: Farm, redis: Redis, whose: str | None, answer: PermitAnswer
 ) -> None:
     first = running(farm)
     cost = settle(farm, *first, Role.POLICY, 1)
@@ -125,9 +125,9 @@ def test_a_large_budget_is_compared_to_the_last_pico_dollar(farm: Farm, redis: R
     redis.hset(Keys.budget(RUN), "spent", spent)
     spec, lease = leased(farm)
     redis.hset(Keys.budget(RUN), "limit", spent + WORST - 1)
-    assert ask(farm, spec) is Answer.RUN_BUDGET
+    assert ask(farm, spec) is PermitAnswer.RUN_BUDGET
     redis.hset(Keys.budget(RUN), "limit", spent + WORST)
-    assert ask(farm, spec) is Answer.GRANTED
+    assert ask(farm, spec) is PermitAnswer.GRANTED
     assert farm.budget.read(RUN).left_picousd == 0
     end(farm, (spec, lease))
 
@@ -136,13 +136,13 @@ def test_money_that_is_only_reserved_is_waited_for(farm: Farm, redis: Redis) -> 
     limit(farm, WORST + 100 * PRICE)
     first = running(farm)
     late, lease = leased(farm)
-    assert ask(farm, late) is Answer.STEP_BACK
+    assert ask(farm, late) is PermitAnswer.STEP_BACK
     assert redis.zcard(Keys.WAITERS) == 0, "it keeps nobody of another run waiting"
     other = running(farm, a_spec(run_id="run-other"))
     settle(farm, *first, Role.POLICY, 100)
     settle(farm, *first, Role.VERIFIER, 100)
     end(farm, first)
-    assert ask(farm, late) is Answer.GRANTED
+    assert ask(farm, late) is PermitAnswer.GRANTED
     end(farm, (late, lease), other)
 
 
@@ -150,10 +150,11 @@ def test_money_that_never_comes_back_is_waited_for_only_so_long(farm: Farm, redi
     limit(farm, WORST)
     first, late = running(farm), leased(farm)
     name = late[0].episode_id
-    assert ask(farm, late[0]) is Answer.STEP_BACK
-    assert farm.limiter.ask(name, reservation_id=None, patience_seconds=0) in (Answer.STEP_BACK, Answer.RUN_BUDGET)
+    assert ask(farm, late[0]) is PermitAnswer.STEP_BACK
+    answer = farm.limiter.ask(name, reservation_id=None, patience_seconds=0)
+    assert answer in (PermitAnswer.STEP_BACK, PermitAnswer.RUN_BUDGET)
     redis.hincrby(Keys.episode(name), "unfunded_at", -901_000)
-    assert ask(farm, late[0]) is Answer.RUN_BUDGET
+    assert ask(farm, late[0]) is PermitAnswer.RUN_BUDGET
     end(farm, first, late)
 
 
@@ -161,17 +162,17 @@ def test_the_time_in_line_for_a_permit_is_no_time_without_money(farm: Farm) -> N
     clock = Clocked(farm.redis, concurrency_limit=1)
     limit(farm, WORST)
     first, late = leased(farm), leased(farm)
-    assert clock.limiter.ask(first[0].episode_id, reservation_id=None) is Answer.GRANTED
+    assert clock.limiter.ask(first[0].episode_id, reservation_id=None) is PermitAnswer.GRANTED
     name = late[0].episode_id
-    assert clock.limiter.ask(name, reservation_id=None) is Answer.STEP_BACK
+    assert clock.limiter.ask(name, reservation_id=None) is PermitAnswer.STEP_BACK
     limit(farm, 2 * WORST)
     clock.pass_seconds(1)
-    assert clock.limiter.ask(name, reservation_id=None) is Answer.WAIT
+    assert clock.limiter.ask(name, reservation_id=None) is PermitAnswer.WAIT
     clock.pass_seconds(901)
     limit(farm, WORST)
-    assert clock.limiter.ask(name, reservation_id=None) is Answer.STEP_BACK, "short of money since now"
+    assert clock.limiter.ask(name, reservation_id=None) is PermitAnswer.STEP_BACK, "short of money since now"
     clock.pass_seconds(901)
-    assert clock.limiter.ask(name, reservation_id=None) is Answer.RUN_BUDGET
+    assert clock.limiter.ask(name, reservation_id=None) is PermitAnswer.RUN_BUDGET
     end(farm, first, late)
 
 
@@ -179,7 +180,7 @@ def test_a_reserved_batch_does_not_wait_for_money(farm: Farm) -> None:
     """All of it has to be live at once: waiting for its own money it would only wait for its windows to end."""
     limit(farm, WORST)
     first, late = running(farm), leased(farm)
-    assert ask(farm, late[0], "reservation-1") is Answer.RUN_BUDGET
+    assert ask(farm, late[0], "reservation-1") is PermitAnswer.RUN_BUDGET
     end(farm, first, late)
 
 
@@ -199,9 +200,9 @@ def test_a_limit_counts_what_was_spent_and_reserved_before_it_was_set(farm: Farm
     cost = settle(farm, *first, Role.POLICY, 5000)
     limit(farm, cost + 120 * PRICE + WORST - 1)
     late = leased(farm)
-    assert ask(farm, late[0]) is Answer.STEP_BACK
+    assert ask(farm, late[0]) is PermitAnswer.STEP_BACK
     end(farm, first)
-    assert ask(farm, late[0]) is Answer.GRANTED
+    assert ask(farm, late[0]) is PermitAnswer.GRANTED
     end(farm, late)
 
 
@@ -281,13 +282,13 @@ def test_a_dead_hosts_reservation_stays_until_the_reconciler_has_settled_it(scen
 def test_an_episode_given_back_to_the_queue_has_nothing_reserved(farm: Farm) -> None:
     limit(farm, WORST)
     first, late = running(farm), leased(farm)
-    assert ask(farm, late[0]) is Answer.STEP_BACK
+    assert ask(farm, late[0]) is PermitAnswer.STEP_BACK
     assert farm.ledger.defer(late[1])
     assert books(farm) == (0, WORST)
     end(farm, first)
     again = farm.ledger.take(late[0].episode_id, 2, "owner-2", lease_seconds=30)
     assert again is not None
-    assert ask(farm, late[0]) is Answer.GRANTED
+    assert ask(farm, late[0]) is PermitAnswer.GRANTED
     end(farm, (late[0], again))
 
 

@@ -314,15 +314,15 @@ def test_what_ends_later_is_seen_and_what_was_known_stays(farm: Farm) -> None:
     lookout = Lookout(farm, clock=lambda: float(next(clock)))
 
     def shown() -> list[str]:
-        snapshot = lookout.view().snapshot
-        assert snapshot is not None
-        return [one.episode_id for one in snapshot.ended]
+        look = lookout.view().look
+        assert look is not None
+        return [one.episode_id for one in look.ended]
 
     first = ended(farm)
     assert shown() == [first]
     later = [ended(farm) for _ in range(3)]
     assert set(shown()) == {first, *later}
-    fresh = Lookout(farm).view().snapshot
+    fresh = Lookout(farm).view().look
     assert fresh is not None
     assert {one.episode_id for one in fresh.ended} == {first, *later}, "another orchestrator sees the same"
 
@@ -331,11 +331,11 @@ def test_a_late_settlement_reaches_the_table(farm: Farm) -> None:
     clock = iter(range(10_000))
     lookout = Lookout(farm, clock=lambda: float(next(clock)))
     row, lease = ended_unresolved(farm)
-    first = lookout.view().snapshot
+    first = lookout.view().look
     farm.ledger.allocations.absent(row, lease.token, running_ms=60_000)
     # its receipt is out of the reach of the next look for new ones
     lookout._history._looked_at = farm.ledger.now() + 3600
-    second = lookout.view().snapshot
+    second = lookout.view().look
     assert first is not None
     assert second is not None
     assert [(one.settled, one.cost_picousd > 0) for one in first.ended] == [(False, False)]
@@ -367,7 +367,7 @@ def test_many_pages_cost_one_look_and_nobody_waits_for_it(farm: Farm) -> None:
     lookout = Lookout(farm)
     with lookout._looking:  # as if another page's look took long
         began = time.monotonic()
-        assert lookout.view().snapshot is None
+        assert lookout.view().look is None
         assert time.monotonic() - began < 5
 
 

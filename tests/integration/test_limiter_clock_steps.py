@@ -6,7 +6,7 @@ import pytest
 from redis import Redis
 
 from orchestrator.keys import Keys
-from orchestrator.limiter import Answer
+from orchestrator.limiter import PermitAnswer
 from orchestrator.vocabulary import EpisodeState, Role
 from tests.support.clocked import Clocked
 from tests.support.truth import run_episode
@@ -41,16 +41,16 @@ def test_the_reconciler_drops_who_died_in_the_line_of_creators_before_a_step(red
 def test_who_died_in_the_line_for_permits_before_a_step_holds_nobody_up(redis: Redis) -> None:
     farm = Clocked(redis, concurrency_limit=1)
 
-    def ask(name: str) -> Answer:
+    def ask(name: str) -> PermitAnswer:
         run_episode(redis, name)
         return farm.limiter.ask(name, reservation_id=None)
 
-    assert ask("e-holder") is Answer.GRANTED
-    assert ask("e-dead") is Answer.WAIT
+    assert ask("e-holder") is PermitAnswer.GRANTED
+    assert ask("e-dead") is PermitAnswer.WAIT
     farm.pass_seconds(-3600)
     redis.zrem(Keys.PERMITS, "e-holder")
     began = farm.now
-    while ask("e-living") is not Answer.GRANTED:
+    while ask("e-living") is not PermitAnswer.GRANTED:
         farm.pass_seconds(5)
         assert farm.now - began < 2 * PATIENCE_MS
     assert redis.zrange(Keys.WAITERS, 0, -1) == []

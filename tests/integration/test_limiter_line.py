@@ -16,7 +16,7 @@ from orchestrator.errors import EpisodeAborted, LeaseLost
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.ledger import Lease
-from orchestrator.limiter import Admission, Answer, Limiter
+from orchestrator.limiter import Admission, Limiter, PermitAnswer
 from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
@@ -202,7 +202,7 @@ def test_first_come_first_served_is_by_who_asked_first_not_by_a_clock(farm: Farm
     for spec, _ in (holder, *waiting):
         answers.append(limiter.ask(spec.episode_id, reservation_id=None))
         clock["now"] += step_ms
-    assert answers == [Answer.GRANTED, *[Answer.WAIT] * 5]
+    assert answers == [PermitAnswer.GRANTED, *[PermitAnswer.WAIT] * 5]
     assert redis.zrange(Keys.WAITERS, 0, -1) == [spec.episode_id for spec, _ in waiting]
     end(farm, holder, *waiting)
 
@@ -287,7 +287,7 @@ def test_who_waited_while_redis_lost_its_data_gets_no_permit(farm: Farm, redis: 
     """It has no row any more, so that nobody would ever free what it got."""
     spec, _ = leased(farm)
     redis.delete(Keys.episode(spec.episode_id))
-    assert farm.limiter.ask(spec.episode_id, reservation_id=None) is Answer.OVER
+    assert farm.limiter.ask(spec.episode_id, reservation_id=None) is PermitAnswer.OVER
     with pytest.raises(LeaseLost, match="the farm lost it"):
         farm.limiter.creation(spec.episode_id, Role.POLICY).wait(wait_seconds=1, check=lambda: None)
     assert redis.exists(Keys.PERMITS, Keys.PLACES, Keys.CREATORS) == 0
@@ -298,14 +298,14 @@ def test_a_newcomer_does_not_overtake_the_waiter_that_was_woken(redis_url: str) 
     with opened_farm(redis_url, concurrency_limit=1) as farm:
         holder, first, newcomer = (leased(farm) for _ in range(3))
 
-        def ask(one: tuple[EpisodeSpec, Lease]) -> Answer:
+        def ask(one: tuple[EpisodeSpec, Lease]) -> PermitAnswer:
             return farm.limiter.ask(one[0].episode_id, reservation_id=None)
 
-        assert ask(holder) is Answer.GRANTED
-        assert ask(first) is Answer.WAIT
+        assert ask(holder) is PermitAnswer.GRANTED
+        assert ask(first) is PermitAnswer.WAIT
         end(farm, holder)  # wakes the first, who has not asked yet
-        assert ask(newcomer) is Answer.WAIT
-        assert ask(first) is Answer.GRANTED
+        assert ask(newcomer) is PermitAnswer.WAIT
+        assert ask(first) is PermitAnswer.GRANTED
         end(farm, first)
-        assert ask(newcomer) is Answer.GRANTED
+        assert ask(newcomer) is PermitAnswer.GRANTED
         end(farm, newcomer)

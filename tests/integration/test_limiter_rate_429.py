@@ -9,7 +9,7 @@ from redis import Redis
 
 from orchestrator.errors import RateLimited
 from orchestrator.keys import Keys
-from orchestrator.limiter import Answer
+from orchestrator.limiter import PermitAnswer
 from tests.support.clocked import Clocked
 from tests.support.truth import run_episode
 
@@ -205,9 +205,9 @@ def test_a_long_pause_is_waited_for_in_line_for_a_permit_where_no_deadline_runs(
     [refused] = farm.let_through()
     farm.refuse_rate(refused, 120)
     run_episode(redis, "e-new")
-    assert farm.limiter.ask("e-new", reservation_id=None) is Answer.WAIT
+    assert farm.limiter.ask("e-new", reservation_id=None) is PermitAnswer.WAIT
     farm.pass_seconds(116)
-    assert farm.limiter.ask("e-new", reservation_id=None) is Answer.GRANTED
+    assert farm.limiter.ask("e-new", reservation_id=None) is PermitAnswer.GRANTED
 
 
 def test_a_pause_of_an_hour_is_believed_for_ten_minutes(redis: Redis) -> None:

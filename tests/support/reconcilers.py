@@ -25,6 +25,7 @@ def reconciler_of(
     return Reconciler(
         name,
         ledger=ledger or farm.ledger,
+        presence=farm.presence,
         queue=farm.queue,
         limiter=farm.limiter,
         provider=provider,

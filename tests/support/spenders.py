@@ -14,7 +14,7 @@ import time
 
 from orchestrator.farm import Farm
 from orchestrator.ledger import Lease
-from orchestrator.limiter import Answer
+from orchestrator.limiter import PermitAnswer
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import Outcome, Role
 from tests.support.truth import a_receipt, a_spec, intended, leased, opened_farm
@@ -41,9 +41,9 @@ def spend(url: str, run_id: str, dice: random.Random) -> None:
     with opened_farm(url, concurrency_limit=CONCURRENCY) as farm:
         while True:
             spec, lease = leased(farm, a_spec(run_id=run_id), lease_seconds=600)
-            while (answer := farm.limiter.ask(spec.episode_id, reservation_id=None)) is Answer.STEP_BACK:
+            while (answer := farm.limiter.ask(spec.episode_id, reservation_id=None)) is PermitAnswer.STEP_BACK:
                 time.sleep(0.02)  # what is left is reserved for the others; a worker leaves its slot to them for longer
-            if answer is not Answer.GRANTED:
+            if answer is not PermitAnswer.GRANTED:
                 farm.ledger.commit(a_receipt(spec, Outcome.BUDGET_EXHAUSTED), lease.token)
                 return
             live(farm, spec, lease, dice)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.dashboard import charts
-from orchestrator.dashboard.history import BUCKETS, Ended, quantile, series, window_of
+from orchestrator.dashboard.history import BUCKETS, Ended, nearest_rank, series, window_of
 from orchestrator.dashboard.wording import counted, dollars, dollars_short, seconds, size
 from orchestrator.vocabulary import Outcome
 
@@ -69,7 +69,7 @@ def test_the_window_follows_the_newest_hundred_episodes() -> None:
 
 
 def test_quantiles_are_values_that_occurred() -> None:
-    assert [quantile([3, 1, 2], share) for share in (0.0, 0.5, 0.95)] == [1, 2, 3]
+    assert [nearest_rank([3, 1, 2], share) for share in (0.0, 0.5, 0.95)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("value", "top"), [(0, 1), (0.3, 0.3), (3.2, 4), (7, 8), (11, 12), (99, 100), (2000, 2000)])

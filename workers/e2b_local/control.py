@@ -56,7 +56,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     status: int
     value: object = None
     headers: dict[str, str] | None = None
@@ -77,12 +77,12 @@ class Control:
         try:
             answer = await self._answer(scope, receive)
         except Refused as refused:
-            answer = Answer(refused.status, refused.body)
+            answer = Response(refused.status, refused.body)
         except SandboxFailed as failure:
-            answer = Answer(500, {"code": 500, "message": str(failure)})
+            answer = Response(500, {"code": 500, "message": str(failure)})
         await respond(send, answer.status, answer.value, answer.headers)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive) -> Response:
         headers = headers_of(scope)
         if not hmac.compare_digest(headers.get("x-api-key", "").encode(), self._offer.api_key.encode()):
             raise Refused(401, "Invalid API key")
@@ -98,17 +98,17 @@ class Control:
                 return await self._act(method, action, self._find(sandbox_id), body)
         raise Refused(404, "no such route")
 
-    def _administer(self, method: str, what: str, query: dict[str, str], body: dict[str, Any]) -> Answer:
+    def _administer(self, method: str, what: str, query: dict[str, str], body: dict[str, Any]) -> Response:
         match method, what:
             case "GET", "events":
-                return Answer(200, self._log.rows())
+                return Response(200, self._log.rows())
             case "GET", "creations":
-                return Answer(200, self._creations(query))
+                return Response(200, self._creations(query))
             case "GET", "faults":
-                return Answer(200, self._injector.shown())
+                return Response(200, self._injector.shown())
             case (("PUT" | "DELETE"), "faults"):
                 self._set_faults(body if method == "PUT" else {})
-                return Answer(200, self._injector.shown())
+                return Response(200, self._injector.shown())
         raise Refused(404, "no such route")
 
     def _creations(self, query: dict[str, str]) -> dict[str, Any]:
@@ -136,18 +136,18 @@ class Control:
             return sandbox
         raise Refused(404, f"sandbox \"{sandbox_id}\" doesn't exist or you don't have access to it")
 
-    async def _act(self, method: str, action: list[str], sandbox: Sandbox, body: dict[str, Any]) -> Answer:
+    async def _act(self, method: str, action: list[str], sandbox: Sandbox, body: dict[str, Any]) -> Response:
         if method == "DELETE" and not action:
             if not await self._registry.kill(sandbox):
                 self._find(sandbox.id)
-            return Answer(204)
+            return Response(204)
         if method == "GET" and not action:
-            return Answer(200, self._detail(sandbox))
+            return Response(200, self._detail(sandbox))
         if sandbox.ending:
             raise Refused(404, f'sandbox "{sandbox.id}" is ending')
         return self._change(method, action, sandbox, body)
 
-    def _change(self, method: str, action: list[str], sandbox: Sandbox, body: dict[str, Any]) -> Answer:
+    def _change(self, method: str, action: list[str], sandbox: Sandbox, body: dict[str, Any]) -> Response:
         match method, *action:
             case "POST", "timeout":
                 self._registry.schedule(sandbox, time.time() + _seconds(body))
@@ -157,20 +157,20 @@ class Control:
             case "POST", "connect":
                 resumed, sandbox.state = sandbox.state == "paused", "running"
                 self._registry.schedule(sandbox, max(sandbox.ends_at, time.time() + _seconds(body)))
-                return Answer(201 if resumed else 200, self._created(sandbox))
+                return Response(201 if resumed else 200, self._created(sandbox))
             case "POST", "pause":
                 if sandbox.state == "paused":
                     raise Refused(409, f'sandbox "{sandbox.id}" is already paused')
                 self._registry.pause(sandbox)
             case "GET", "metrics":
-                return Answer(200, [])
+                return Response(200, [])
             case "PUT", "network":
                 """There is no network to change: sandboxes stay offline whatever is asked for."""
             case _:
                 raise Refused(404, "no such route")
-        return Answer(204)
+        return Response(204)
 
-    async def _create(self, body: dict[str, Any], key: str | None) -> Answer:
+    async def _create(self, body: dict[str, Any], key: str | None) -> Response:
         async def create() -> dict[str, Any]:
             if cap := self._injector.over_cap(self._offer.max_sandboxes):
                 raise Refused(429, f"you have reached the maximum number of concurrent E2B sandboxes ({cap})")
@@ -178,9 +178,9 @@ class Control:
 
         order = self._order(body)
         if key is None:
-            return Answer(201, await create())
+            return Response(201, await create())
         try:
-            return Answer(201, await self._idempotency.once(key, body, create))
+            return Response(201, await self._idempotency.once(key, body, create))
         except KeyMismatch:
             message = "the idempotency key was used before with another request"
             raise Refused(422, message, "idempotency_request_mismatch") from None
@@ -199,7 +199,7 @@ class Control:
             pause_on_timeout=bool(body.get("autoPause")),
         )
 
-    def _list(self, query: dict[str, str]) -> Answer:
+    def _list(self, query: dict[str, str]) -> Response:
         """The rows that match, newest first unless asked otherwise, a page at a time."""
         found = [box for box in self._registry.all() if _matches(box, query)]
         found.sort(key=lambda box: (box.started_at, box.id), reverse=query.get("order", "desc") == "desc")
@@ -208,7 +208,7 @@ class Control:
         except ValueError:
             raise Refused(400, "limit and nextToken are numbers") from None
         headers = {"x-next-token": str(start + rows)} if start + rows < len(found) else None
-        return Answer(200, [self._row(box) for box in found[start : start + rows]], headers)
+        return Response(200, [self._row(box) for box in found[start : start + rows]], headers)
 
     def _created(self, sandbox: Sandbox) -> dict[str, Any]:
         return {
