@@ -1,8 +1,8 @@
 """One episode as its trainer sees it: tool calls out, observations back, a reward at the end.
 
-What always holds: every action has its own number and is executed at most once; a call that gave up waiting can be
-asked again; an infrastructure failure is remembered and raised again when the reward is asked for; nothing waits longer
-than `closing_seconds` for an episode whose end was asked for here.
+What always holds: every action has its own number and is executed at most once; a call that failed without its answer
+and is made again is the same action, and returns that answer; an infrastructure failure is remembered and raised again
+when the reward is asked for; nothing waits longer than `closing_seconds` for an episode whose end was asked for here.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ class Episode:
         """One action after another, whichever threads ask: numbers are given out and answers read in one order."""
         self._unsure: Action | None = None
         """An action whose posting failed: it may have arrived, so its number is its own."""
+        self._unanswered: tuple[int, Action] | None = None
+        """An action whose answer was not read: made again, the call asks for it under this number."""
 
     def __enter__(self) -> Episode:
         return self
@@ -229,10 +231,17 @@ class Episode:
             return self._act_alone(action)
 
     def _act_alone(self, action: Action) -> Result:
+        done = None
         if self._unsure is not None:  # whether or not it arrived: no other action's answer is read under its number
-            self._post(self._unsure)
-        done = self._post(action)
-        return done if done is not None else self._await(self._number)
+            done = self._post(self._unsure)
+        if self._unanswered is not None and self._unanswered[1] == action:
+            number = self._unanswered[0]
+        else:
+            done = self._post(action)
+            number = self._number
+        result = done if done is not None else self._await(number)
+        self._unanswered = None
+        return result
 
     def _post(self, action: Action) -> Result | None:
         self._unsure = action
@@ -241,6 +250,7 @@ class Episode:
         except EpisodeClosed:
             self._raise_ended(self._wait_receipt(self.spec.budgets.cleanup_seconds))
         self._number, self._unsure = self._number + 1, None
+        self._unanswered = (self._number, action)
         return done
 
     def _await(self, number: int) -> Result:

@@ -58,6 +58,9 @@ UsdPerSecond = Annotated[float, Field(ge=0, le=HIGHEST_USD_PER_SECOND, allow_inf
 GivenFile = Annotated[FilePath | None, BeforeValidator(lambda value: value or None)]
 """A file that is there; a variable that is set to nothing names none."""
 
+_VERIFIER_ANSWER_SECONDS = 10.0
+"""What the answer of the verifier's command may take beyond the command."""
+
 REDIS_TLS_FILES = ("redis_ca_file", "redis_certificate_file", "redis_key_file")
 
 
@@ -82,6 +85,11 @@ class Budgets(BaseModel):
     observation_bytes: Annotated[int, Field(ge=1, le=16 * 1024 * 1024)] = 64 * 1024
     command_bytes: Annotated[int, Field(ge=1, le=96 * 1024)] = 96 * 1024
     cleanup_seconds: Seconds = 60
+
+    @property
+    def verifier_limit_seconds(self) -> float:
+        """When the verifier's command is killed: before its answer is due, no sooner than any other command."""
+        return max(self.command_seconds, self.verifier_command_seconds - _VERIFIER_ANSWER_SECONDS)
 
     def longest_seconds(self, role: Role) -> int:
         """The longest that such a sandbox can live, and cost, with nobody there to delete it.

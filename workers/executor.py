@@ -251,7 +251,7 @@ class Executor:
         sandbox.write(task.artifact, artifact, timeout_seconds=transfer)
         run = sandbox.run(
             task.command,
-            timeout_seconds=self.timeline.bound(budgets.command_seconds),
+            timeout_seconds=self.timeline.bound(budgets.verifier_limit_seconds),
             output_limit_bytes=budgets.transfer_bytes,
             response_seconds=max(budgets.verifier_command_seconds, budgets.command_seconds + _ANSWER_SECONDS),
         )

@@ -1,7 +1,8 @@
 """One of a worker's two places: an ordinary forking RQ worker that runs nothing but episodes.
 
-What always holds: a job that could make RQ execute anything else is failed, unrun; a horse dies with its slot; a second
-stop signal closes the running episode in order instead of killing it.
+What always holds: a job that could make RQ execute anything else is failed, unrun, judged as it was loaded by whatever
+process would run it; a horse dies with its slot; a second stop signal closes the running episode in order instead of
+killing it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import signal
 from contextlib import suppress
 from types import FrameType
 
-from redis import Redis
 from redis.client import Pipeline
 from redis.exceptions import RedisError
 from rq import Queue, Worker
@@ -40,16 +40,18 @@ class SlotWorker(Worker):
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Refuse what is not an episode, before anything of it is resolved; run the rest in a fork."""
-        reason = refuse(self.connection, job)
+        reason = refuse(job)
         if reason is None:
             self._slot_pid = os.getpid()
             super().execute_job(job, queue)
             return
         self.log.error("job %s refused: %s", job.id, reason)
-        self.connection.hdel(job.key, *EXECUTABLE_EXTRAS)  # failing a job would retry it, call back, send webhooks
-        harmless = Job.fetch(job.id, connection=self.connection, serializer=JSONSerializer)
-        execution = self.prepare_execution(harmless)
-        self.handle_job_failure(harmless, queue, exc_string=f"refused: {reason}", execution=execution)
+        blank = Job(job.id, connection=self.connection, serializer=JSONSerializer)
+        for name in EXECUTABLE_EXTRAS:  # failing a job would retry it, call back, send webhooks
+            attribute = _attribute(blank, name)
+            setattr(job, attribute, getattr(blank, attribute))
+        execution = self.prepare_execution(job)
+        self.handle_job_failure(job, queue, exc_string=f"refused: {reason}", execution=execution)
 
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
@@ -70,8 +72,12 @@ class SlotWorker(Worker):
         super().fork_work_horse(job, queue)
 
     def main_work_horse(self, job: Job, queue: Queue) -> None:
-        """Tie the fresh horse to this slot before it does anything."""
+        """Tie the fresh horse to this slot before it does anything, and look at what it has loaded itself."""
         die_with_parent(self._slot_pid)
+        reason = refuse(job)
+        if reason is not None:  # its row was changed after the slot had read it
+            self.log.error("job %s refused: %s", job.id, reason)
+            os._exit(1)  # how RQ's horse says that a job failed
         super().main_work_horse(job, queue)
 
     def teardown(self) -> None:
@@ -127,16 +133,19 @@ class SlotWorker(Worker):
             super().request_force_stop(signum, frame)
 
 
-def refuse(connection: Redis, job: Job) -> str | None:
-    """Why this job must not run; reads the raw hash, so nothing in it is resolved or deserialised."""
-    raw = connection.hgetall(job.key)
-    fields = {_text(name): value for name, value in raw.items()}
+def refuse(job: Job) -> str | None:
+    """Why this job must not run, by what RQ holds of it in this process; nothing in it is resolved."""
     try:
         func_name = job.func_name
     except Exception as error:  # noqa: BLE001 - the room's border to hostile data: whatever it is, it is refused
         return f"its data cannot be read: {error}"
-    extras = {"instance": job._instance, **fields}
-    return refusal(extras, func_name)
+    return refusal({name: getattr(job, _attribute(job, name)) for name in EXECUTABLE_EXTRAS}, func_name)
+
+
+def _attribute(job: Job, name: str) -> str:
+    """Where RQ keeps a field of a job's hash: some behind a property that would resolve it."""
+    private = f"_{name}"
+    return private if hasattr(job, private) else name
 
 
 def run_slot(context: jobs.SlotContext, supervisor_pid: int) -> None:
@@ -154,7 +163,3 @@ def run_slot(context: jobs.SlotContext, supervisor_pid: int) -> None:
     gc.collect()
     gc.freeze()  # what a horse's collector does not look at, it does not copy
     worker.work(logging_level=context.settings.log_level.upper(), with_scheduler=False)
-
-
-def _text(name: bytes | str) -> str:
-    return name.decode() if isinstance(name, bytes) else name

@@ -7,12 +7,13 @@
 -- ARGV: 1 token, 2 allocation id, 3 episode id, 4 next state, 5 allowed from (comma-separated), 6 settled (1 or 0),
 --       7 retention seconds, 8 wake key prefix, 9 fields JSON, 10 counters JSON,
 --       11 cost in pico-dollars, 12 bounds of an episode's cost, JSON, 13 prefix of a run's budget
---       (the token '*' is the reconciler's for episodes that already have their receipt)
+--       (the token '*' is the reconciler's for episodes that are over: with their receipt, or with no row any more)
 -- Returns: 1 moved, 2 it was in that state already, 0 not the owner's token, -1 not a row of the table
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then return -1 end
 if state == ARGV[4] and state ~= 'unknown' then return 2 end
-local final = redis.call('HGET', KEYS[1], 'state') == 'final'
+local known = redis.call('EXISTS', KEYS[1]) == 1
+local final = not known or redis.call('HGET', KEYS[1], 'state') == 'final'
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] and not (ARGV[1] == '*' and final) then return 0 end
 local now = now_ms()
 if state == ARGV[4] then  -- unknown again: one more creation may have been sent, the longest life counts from here
@@ -24,7 +25,7 @@ redis.call('HSET', KEYS[2], 'state', ARGV[4], ARGV[4] .. '_at', now)
 local fields = cjson.decode(ARGV[9])
 for name, value in pairs(fields) do redis.call('HSET', KEYS[2], name, value) end
 for name, value in pairs(cjson.decode(ARGV[10])) do redis.call('HINCRBY', KEYS[4], name, value) end
-if ARGV[11] ~= '0' then redis.call('HINCRBY', KEYS[1], 'cost_picousd', ARGV[11]) end
+if ARGV[11] ~= '0' and known then redis.call('HINCRBY', KEYS[1], 'cost_picousd', ARGV[11]) end
 if ARGV[4] == 'absent' then redis.call('HSET', KEYS[8], 'freed_at', now) end
 if ARGV[4] == 'created' or ARGV[6] == '1' then note_sandbox(KEYS[7], ARGV[3], KEYS[8], ARGV[4] == 'created', now) end
 if ARGV[6] == '1' then
@@ -36,11 +37,13 @@ if ARGV[6] == '1' then
   redis.call('HDEL', KEYS[1], reservation)
   local run = redis.call('HGET', KEYS[1], 'run')
   if run and (held ~= 0 or cost ~= 0) then move_money(KEYS[11], ARGV[13] .. run, -held, cost) end
-  local left = redis.call('HINCRBY', KEYS[1], 'unsettled', -1)
+  local left = known and redis.call('HINCRBY', KEYS[1], 'unsettled', -1) or 0
   if final and left <= 0 then
-    observe_cost(KEYS[1], KEYS[4], ARGV[12])
-    redis.call('EXPIRE', KEYS[1], ARGV[7])
-    release_money(KEYS[1], KEYS[11], ARGV[13])
+    if known then
+      observe_cost(KEYS[1], KEYS[4], ARGV[12])
+      redis.call('EXPIRE', KEYS[1], ARGV[7])
+      release_money(KEYS[1], KEYS[11], ARGV[13])
+    end
     if free_permit(ARGV[3], KEYS[5], KEYS[7], KEYS[8], KEYS[9], KEYS[10], ARGV[8]) == 1 then
       wake_first(KEYS[6], ARGV[8])
     end

@@ -1,5 +1,5 @@
--- Lets one creation through, or says when to ask again. A line in order of class, then arrival: episodes that hold
--- their place at the provider already (verifiers), verifiers that lost it to a refusal, policies. On the way it drops
+-- Lets one creation through, or says when to ask again. A line in order of class, then arrival: verifiers that hold
+-- their place at the provider already, verifiers that lost it to a refusal, policies. On the way it drops
 -- the dead from the line, raises a lowered limit that has stood long enough, and lets the coming back of a lowered rate
 -- stand still for as long as nobody created. Needs: limits.
 -- KEYS: 1 limits, 2 line, 3 when each in line asks again, 4 places at the provider, 5 counters, 6 episode row,
@@ -28,7 +28,8 @@ end
 
 local arrival = tonumber(ARGV[4]) or redis.call('HINCRBY', KEYS[1], 'arrivals', 1)
 local placed = redis.call('ZSCORE', KEYS[4], ARGV[2])
-local score = (placed and 0 or tonumber(ARGV[3])) * CLASS + arrival
+local class = placed and ARGV[3] == '1' and 0 or tonumber(ARGV[3])
+local score = class * CLASS + arrival
 local function count_ahead() return redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. string.format('%.0f', score)) end
 local ahead = count_ahead()
 if ahead > 0 and drop_dead(KEYS[2], KEYS[3], now, ARGV[1]) > 0 then ahead = count_ahead() end

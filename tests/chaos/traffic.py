@@ -24,6 +24,9 @@ from tests.support.policies import candidate, repaired, weekly_sales
 _DRIVERS = 8
 """Remote episodes that are driven side by side."""
 
+_CALLS = "/tmp/calls"
+"""In the policy sandbox of a remote episode: the number of each command that was carried out, one a line."""
+
 _PATIENCE_SECONDS = 60.0
 """How long the trainer tries again while Redis is away."""
 
@@ -99,8 +102,12 @@ def _noted(traffic: Traffic, episode: Episode, policy: Script) -> None:
 def _drive(episode: Episode, policy: Script) -> float:
     try:
         _patient(episode.reset)
-        for command in policy.commands:
-            _patient(lambda command=command: episode.terminal(command))  # type: ignore[misc]
+        for number, command in enumerate(policy.commands):
+            noted = f"echo {number} >> {_CALLS}\n{command}"
+            _patient(lambda noted=noted: episode.terminal(noted))  # type: ignore[misc]
+        carried_out = _patient(lambda: episode.terminal(f"cat {_CALLS}")).split()
+        if carried_out != [str(number) for number in range(len(policy.commands))]:
+            raise RuntimeError(f"not each command once and in order: {carried_out}")
         if policy.submit:
             _patient(episode.submit)
         return _patient(episode.reward)
@@ -109,7 +116,7 @@ def _drive(episode: Episode, policy: Script) -> float:
 
 
 def _patient(call: Callable[[], T]) -> T:
-    """Try again while Redis is away; every call of the client may be repeated."""
+    """Make the call again while Redis is away, as a trainer may: it is carried out once."""
     ends = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:

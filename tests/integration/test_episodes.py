@@ -9,7 +9,6 @@ from itertools import groupby
 
 import pytest
 from redis import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from orchestrator.episodes import Episode
 from orchestrator.errors import (
@@ -19,11 +18,10 @@ from orchestrator.errors import (
     FarmError,
     InfrastructureLost,
     ReceiptOverdue,
-    RedisUnavailable,
 )
 from orchestrator.finished import Finished
 from orchestrator.keys import Keys
-from orchestrator.mailbox import Action, Mailbox, Result
+from orchestrator.mailbox import Mailbox, Result
 from orchestrator.pool import Pool
 from orchestrator.records import Script
 from orchestrator.settings import Budgets, Settings
@@ -240,36 +238,6 @@ def test_a_call_on_an_episode_that_ended_without_answering_it_says_how_it_ended(
     [failure] = failures
     assert isinstance(failure, InfrastructureLost)
     assert failure.outcome is Outcome.WORKER_LOST
-
-
-class BreakingMailbox(Mailbox):
-    """A mailbox whose connection breaks after the action has arrived, when told to."""
-
-    breaks = False
-
-    def post(self, number: int, action: Action) -> Result | None:
-        """Post; the answer may get lost."""
-        posted = super().post(number, action)
-        if self.breaks:
-            raise RedisConnectionError("the answer was lost")
-        return posted
-
-
-def test_after_a_failed_call_no_answer_is_read_as_anothers(pool: Pool, slot: TinySlot) -> None:
-    spec = pool.submit(TASK).spec
-    mailbox = BreakingMailbox(pool.redis, spec.episode_id)
-    episode = Episode(
-        spec, mailbox, pool.ledger, Finished(pool.redis, spec.run_id), slot.farm.queue, lease_lost_seconds=12
-    )
-    assert episode.terminal("first") == "ran first"
-    mailbox.breaks = True
-    with pytest.raises(RedisUnavailable):
-        episode.terminal("second")
-    mailbox.breaks = False
-    wait_until(lambda: "second" in slot.commands, description="the command had arrived")
-    assert episode.terminal("third") == "ran third"
-    assert slot.commands == ["first", "second", "third"]
-    episode.close()
 
 
 def test_many_episodes_are_driven_side_by_side(pool: Pool, settings: Settings) -> None:

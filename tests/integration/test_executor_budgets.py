@@ -114,13 +114,17 @@ def test_a_policy_sandbox_is_extended_at_the_provider(field: Field) -> None:
     started.end()
 
 
-def test_transfers_and_the_verifiers_command_are_given_their_budgets(field: Field) -> None:
+@pytest.mark.parametrize(("answer", "killed"), [(9, 2), (40, 30)])
+def test_transfers_and_the_verifiers_command_are_given_their_budgets(
+    field: Field, answer: float, killed: float
+) -> None:
     provider = NotingProvider(field.settings.e2b_api_url)
-    budgets = BUDGETS.model_copy(update={"transfer_seconds": 7, "command_seconds": 2, "verifier_command_seconds": 9})
+    own = {"transfer_seconds": 7, "command_seconds": 2, "verifier_command_seconds": answer, "deadline_seconds": 60}
+    budgets = BUDGETS.model_copy(update=own)
     spec = field.spec(script(candidate(repaired())), budgets=budgets)
     assert field.run(spec, provider=provider) == "solved"
     assert provider.noted["transfer"] == {7}
-    assert (provider.noted["command"], provider.noted["response"]) == ({2}, {9})
+    assert (provider.noted["command"], provider.noted["response"]) == ({killed}, {answer})
 
 
 def test_a_reserved_episode_waits_for_its_permit_as_long_as_its_batch_may(field: Field) -> None:

@@ -10,6 +10,7 @@ from redis import Redis
 from orchestrator.errors import RateLimited
 from orchestrator.keys import Keys
 from orchestrator.limiter import PermitAnswer
+from orchestrator.vocabulary import Role
 from tests.support.clocked import Clocked
 from tests.support.truth import run_episode
 
@@ -185,6 +186,27 @@ def test_a_refused_creation_keeps_its_place_in_line(redis: Redis) -> None:
     for waiting in later:
         assert farm.ask(waiting).state == "wait", "one that was refused stands before those who came after it"
     assert farm.ask(first).state == "granted"
+
+
+def test_refused_policies_do_not_overtake_a_verifier(redis: Redis) -> None:
+    farm = Clocked(redis, creation_rate=10)
+    [holder] = farm.let_through()
+    farm.pass_seconds(1)
+    refused = farm.let_through(5)
+    for policy in refused:
+        farm.refuse_rate(policy, 1)
+        policy.begin()
+    verifier = farm.new(Role.VERIFIER, episode_id=holder.episode_id)
+    waiting = [*refused, verifier]
+    for creation in waiting:
+        assert farm.ask(creation).state == "wait"
+    granted = []
+    while waiting:
+        farm.pass_seconds(0.01)
+        passed = [creation for creation in waiting if farm.ask(creation).state == "granted"]
+        granted += passed
+        waiting = [creation for creation in waiting if creation not in passed]
+    assert granted == [verifier, *refused]
 
 
 def test_nobody_gives_up_for_a_rate_that_is_halved_for_a_moment(redis: Redis) -> None:

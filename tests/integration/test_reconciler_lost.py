@@ -87,6 +87,18 @@ def test_both_sandboxes_of_a_lost_episode_are_settled(scene: Scene) -> None:
     assert len(scene.receipt(spec).allocations) == 2
 
 
+def test_the_sandboxes_of_an_episode_whose_row_is_gone_are_settled(scene: Scene) -> None:
+    spec, lease, _ = scene.started()
+    intended(scene.farm, spec, lease, Role.VERIFIER)
+    scene.farm.redis.delete(
+        Keys.episode(spec.episode_id), Keys.BUDGET
+    )  # somebody deleted it; with it goes what it had reserved
+    assert len(scene.round().settled) == 2
+    assert scene.provider.running == {}
+    assert scene.permits == 0
+    assert not scene.farm.redis.exists(Keys.episode(spec.episode_id)), "a row without an end would stay for ever"
+
+
 def test_an_undeletable_sandbox_keeps_its_permit_and_is_settled_later(scene: Scene) -> None:
     spec, _, sandbox_id = scene.started()
     scene.provider.undeletable.add(sandbox_id)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import shlex
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,16 +19,18 @@ from redis import Redis
 from rq import Callback, Queue, Worker
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.webhook import Webhook
 
 from orchestrator.errors import EpisodeClosed, InfrastructureLost
 from orchestrator.keys import Keys
 from orchestrator.mailbox import Action, Mailbox
 from orchestrator.pool import Pool
-from orchestrator.queue import JOB_FUNCTION
+from orchestrator.queue import EXECUTABLE_EXTRAS, JOB_FUNCTION
 from orchestrator.records import Script
 from orchestrator.vocabulary import Outcome
 from tests.support.farm import REPORT, Field, Ground, candidate, open_field, repaired, script, weekly_sales
 from tests.support.waiting import wait_until
+from workers.slot import SlotWorker, refuse
 
 pytest_plugins = ["tests.support.farm"]
 
@@ -45,7 +50,8 @@ def farm(ground: Ground) -> Iterator[Field]:
 
 @pytest.fixture
 def pool(farm: Field) -> Iterator[Pool]:
-    """A trainer's pool; nothing of it is left running."""
+    """A trainer's pool; nothing of it is left running. A slot that a test has cost is there again."""
+    wait_until(lambda: farm.farm.limiter.capacity().live_slots == 4, description="four live slots")
     with Pool(farm.settings) as opened:
         yield opened
     for episode_id in opened.submitted:
@@ -227,6 +233,49 @@ def test_a_foreign_job_is_failed_unrun_and_the_worker_lives_on(
         assert queue.count == 0, "it was put back"
     assert not marker.exists()
     assert sorted(pid for worker in farm.workers for pid in worker.slots().values()) == before
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["spare", "fork"])
+def test_a_job_that_is_swapped_after_the_slot_has_looked_runs_nothing(
+    farm: Field, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    marker = tmp_path / "marker"
+    foreign = zlib.compress(json.dumps(["os.system", None, [f"touch {marker}"], {}]).encode())
+    with Redis.from_url(farm.settings.redis_url or "") as connection:
+        queue = Queue("another", connection=connection, serializer=JSONSerializer)
+        job = queue.enqueue(JOB_FUNCTION, args=[{}, 1], job_id="swapped-a1")
+
+        def look(loaded: Job) -> str | None:
+            reason = refuse(loaded)
+            if os.getpid() == slot:
+                connection.hset(job.key, "data", foreign)
+            return reason
+
+        slot = os.getpid()
+        monkeypatch.setattr("workers.slot.refuse", look)
+        if not ready:
+            monkeypatch.setattr("workers.spare.SpareHorse.start", lambda *_: False)
+        worker = SlotWorker([queue], name=f"swapped-{ready}", connection=connection, serializer=JSONSerializer)
+        worker.work(burst=True, with_scheduler=False)
+        assert not marker.exists()
+        assert job.get_status() == "failed"
+        job.delete()
+
+
+@pytest.mark.parametrize("name", EXECUTABLE_EXTRAS)
+def test_whatever_of_a_jobs_row_rq_would_execute_is_seen_as_it_was_loaded(name: str) -> None:
+    webhook = json.dumps([Webhook("http://127.0.0.1:1", "failed").to_dict()])
+    row = {b"data": json.dumps([JOB_FUNCTION, None, [], {}]).encode(), b"origin": b"episodes"}
+    job = Job("an-id", connection=Redis(), serializer=JSONSerializer)
+    job.restore(row)
+    assert refuse(job) is None
+    if name == "instance":
+        row[b"data"] = json.dumps([JOB_FUNCTION, "something", [], {}]).encode()
+    else:
+        row[name.encode()] = webhook.encode() if name == "webhooks" else b"1"
+    job = Job("an-id", connection=Redis(), serializer=JSONSerializer)
+    job.restore(row)
+    assert name in (refuse(job) or "")
 
 
 def test_a_job_that_rq_itself_cannot_read_costs_one_restart_of_a_slot(farm: Field, pool: Pool) -> None:
