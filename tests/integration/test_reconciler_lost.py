@@ -92,7 +92,7 @@ def test_the_sandboxes_of_an_episode_whose_row_is_gone_are_settled(scene: Scene)
     intended(scene.farm, spec, lease, Role.VERIFIER)
     scene.farm.redis.delete(
         Keys.episode(spec.episode_id), Keys.BUDGET
-    )  # somebody deleted it; with it goes what it had reserved
+    )  # with what it had reserved
     assert len(scene.round().settled) == 2
     assert scene.provider.running == {}
     assert scene.permits == 0
