@@ -14,6 +14,7 @@ server behind our back.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -171,6 +172,12 @@ def _once() -> Retry:
     return Retry(NoBackoff(), 0)
 
 
+def _keepalive() -> dict[int, int]:
+    """Soon enough that no router forgets an idle connection; where this system cannot be told, its own times stand."""
+    names = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+    return {getattr(socket, name): value for name, value in names.items() if hasattr(socket, name)}
+
+
 def _tls_files(settings: Settings) -> dict[str, str]:
     files = {
         "ssl_ca_certs": settings.redis_ca_file,
@@ -183,7 +190,7 @@ def _tls_files(settings: Settings) -> dict[str, str]:
 def _pool(address: RedisAddress, options: dict[str, Any], tls: dict[str, Any]) -> ConnectionPool:
     if address.path:
         return ConnectionPool(connection_class=UnixDomainSocketConnection, path=address.path, **options)
-    options["socket_keepalive"] = True
+    options |= {"socket_keepalive": True, "socket_keepalive_options": _keepalive()}
     if not address.master:
         kind: type[AbstractConnection] = SSLConnection if address.tls else Connection
         host, port = address.nodes[0]

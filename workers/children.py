@@ -13,14 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from workers.parentage import die_with_parent, leave_terminal_signals_to_parent
+from workers.parentage import fork_child
 
 logger = logging.getLogger(__name__)
 
 _RESTART_SECONDS = (0.2, 5.0)
 """First and longest pause before a child that died is started again."""
-
-_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 _PROVEN_SECONDS = 30.0
 """A child that lived this long died of something new: its next pause is the first one again."""
@@ -40,27 +38,9 @@ class Child:
 
     def start(self) -> None:
         """Fork and run `main` in the child, which never returns from here."""
-        parent = os.getpid()
         self.starts += 1
         self.started = time.monotonic()
-        # A signal that came between the fork and the child's own handlers would be noted by a copy of ours, and lost.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                for number in _STOPS:
-                    signal.signal(number, signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-                die_with_parent(parent)
-                leave_terminal_signals_to_parent()
-                self.main(self.starts)
-                code = 0
-            except Exception:
-                logger.exception("%s failed", self.name)
-            finally:
-                os._exit(code)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        self.pid = fork_child(lambda: self.main(self.starts), self.name)
 
     def send(self, number: signal.Signals) -> None:
         """Signal its present process, if it has one."""

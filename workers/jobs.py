@@ -166,7 +166,7 @@ class _Run:
         timeline = Timeline(
             deadline_seconds=self._budgets.deadline_seconds, window_seconds=self._budgets.policy_window_seconds
         )
-        timeline.note(Phase.QUEUE, lease.taken_at - lease.queued_at)
+        timeline.note(Phase.QUEUE, max(0.0, lease.taken_at - lease.queued_at))  # Redis's clock may step back
         executor = Executor(self._spec, lease, self._budgets, parts, timeline)
         try:
             receipt = self._drive(lease, keeper, executor, timeline)

@@ -1,13 +1,19 @@
-"""Ties a child process to its parent: it dies when the parent does, and leaves Ctrl-C to it.
+"""Forks, and ties a child process to its parent: it dies when the parent does, and leaves Ctrl-C to it.
 
-Without this, a work horse outlives its killed worker and finishes the job beside whoever took it over.
+Without the tie, a work horse outlives its killed worker and finishes the job beside whoever took it over.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -22,6 +28,29 @@ def die_with_parent(parent_pid: int, sig: signal.Signals = signal.SIGKILL) -> No
         os._exit(1)
 
 
-def leave_terminal_signals_to_parent() -> None:
-    """Move into a process group of our own, so that the terminal's Ctrl-C reaches the parent only."""
-    os.setpgid(0, 0)
+def fork_child(main: Callable[[], None], name: str) -> int:
+    """Fork a child that runs `main` and ends; the child's pid. It dies with us and never returns from here.
+
+    It has default handlers of the stop signals and a process group of its own: the terminal's Ctrl-C reaches us only.
+    """
+    parent = os.getpid()
+    # A signal between the fork and the child's own handlers would be noted by a copy of ours, and lost; and what our
+    # handler raises inside Python's own fork hooks would be swallowed.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            for number in _STOPS:
+                signal.signal(number, signal.SIG_DFL)
+            os.setpgid(0, 0)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+            die_with_parent(parent)
+            main()
+            code = 0
+        except Exception:
+            logger.exception("%s failed", name)
+        finally:
+            os._exit(code)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+    return pid

@@ -23,13 +23,17 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
 
-from orchestrator.connection import client, make_impatient
+from orchestrator.connection import BLOCK_SECONDS, client, make_impatient
 from orchestrator.queue import EXECUTABLE_EXTRAS, refusal
+from orchestrator.settings import Settings
 from workers import jobs
-from workers.parentage import die_with_parent, leave_terminal_signals_to_parent
+from workers.parentage import die_with_parent
 from workers.spare import Order, SpareHorse
 
 logger = logging.getLogger(__name__)
+
+_RQ_MARGIN_SECONDS = 15
+"""RQ blocks for its worker_ttl less this."""
 
 
 class SlotWorker(Worker):
@@ -148,18 +152,29 @@ def _attribute(job: Job, name: str) -> str:
     return private if hasattr(job, private) else name
 
 
-def run_slot(context: jobs.SlotContext, supervisor_pid: int) -> None:
+def worker_of(settings: Settings, slot_id: str) -> SlotWorker:
+    """The slot's RQ worker, on a connection of its own. It asks for a job again every BLOCK_SECONDS.
+
+    RQ alone would wait for one for seven minutes, and take as long to notice a Redis that is silently gone; what Redis
+    hands to such a connection is lost.
+    """
+    connection = client(settings, text=False)
+    return SlotWorker(
+        [Queue(settings.queue, connection=connection, serializer=JSONSerializer)],
+        name=slot_id,
+        connection=connection,
+        serializer=JSONSerializer,
+        job_monitoring_interval=5,
+        worker_ttl=BLOCK_SECONDS + _RQ_MARGIN_SECONDS,
+    )
+
+
+def run_slot(context: jobs.SlotContext) -> None:
     """The slot process's main: work until told to stop. Called in a fresh fork of the supervisor."""
-    die_with_parent(supervisor_pid)
-    leave_terminal_signals_to_parent()
     jobs.bind(context)
     if context.settings.redis_url is None:
         raise RuntimeError("a slot needs a Redis URL")
-    connection = client(context.settings, text=False)
-    queue = Queue(context.settings.queue, connection=connection, serializer=JSONSerializer)
-    worker = SlotWorker(
-        [queue], name=context.slot_id, connection=connection, serializer=JSONSerializer, job_monitoring_interval=5
-    )
+    worker = worker_of(context.settings, context.slot_id)
     gc.collect()
     gc.freeze()  # what a horse's collector does not look at, it does not copy
     worker.work(logging_level=context.settings.log_level.upper(), with_scheduler=False)

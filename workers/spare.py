@@ -11,15 +11,12 @@ import json
 import logging
 import os
 import select
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.parentage import die_with_parent
+from workers.parentage import fork_child
 
 logger = logging.getLogger(__name__)
-
-_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 _WARM_UP_AFTER_SECONDS = 0.05
 """A slot that gets its next job sooner than this is busy: then warming up only costs processor time."""
@@ -37,28 +34,14 @@ class SpareHorse:
     """A process that waits for one order; made and used by its slot only."""
 
     def __init__(self, warm: Callable[[], None], run: Callable[[Order], None]) -> None:
-        slot = os.getpid()
         reader, self._writer = os.pipe()
-        # The slot's handler raises to stop it; raised inside Python's own fork hooks, that would be swallowed.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
-                os.close(self._writer)
-                die_with_parent(slot)
-                os.setpgid(0, 0)
-                _stand_by(reader, warm, run)
-                code = 0
-            except Exception:
-                logger.exception("spare horse failed")
-            finally:
-                os._exit(code)
+
+        def stand_by() -> None:
+            os.close(self._writer)
+            _stand_by(reader, warm, run)
+
+        self.pid = fork_child(stand_by, "spare horse")
         os.close(reader)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
 
     def start(self, order: Order) -> bool:
         """Hand over the order; False when the spare is dead, and then reaped."""

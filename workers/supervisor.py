@@ -129,8 +129,7 @@ class Supervisor:
                     open_farm(self._settings),
                     self._make_provider(),
                     self._session,
-                ),
-                os.getppid(),
+                )
             )
 
         return main

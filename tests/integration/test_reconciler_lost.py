@@ -90,9 +90,7 @@ def test_both_sandboxes_of_a_lost_episode_are_settled(scene: Scene) -> None:
 def test_the_sandboxes_of_an_episode_whose_row_is_gone_are_settled(scene: Scene) -> None:
     spec, lease, _ = scene.started()
     intended(scene.farm, spec, lease, Role.VERIFIER)
-    scene.farm.redis.delete(
-        Keys.episode(spec.episode_id), Keys.BUDGET
-    )  # with what it had reserved
+    scene.farm.redis.delete(Keys.episode(spec.episode_id), Keys.BUDGET)  # with what it had reserved
     assert len(scene.round().settled) == 2
     assert scene.provider.running == {}
     assert scene.permits == 0

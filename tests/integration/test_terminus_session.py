@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +26,7 @@ from tests.support.fake_provider import FakeProvider, printed
 from tests.support.terminus import serving
 from tests.support.waiting import wait_until
 from workers.terminus.client import ServerAtCapacity, TerminusSession
+from workers.terminus.environment import TerminusEnvironment
 
 REQUEST = CreateRequest("t-1", "base", 60, allow_internet_access=False, metadata={"a": "b"}, envs={"C": "d"})
 OTHER, THIRD = (replace(REQUEST, allocation_id=name) for name in ("t-2", "t-3"))
@@ -161,15 +163,37 @@ def test_a_third_session_is_told_that_the_server_is_full(url: str, provider: Fak
 
 
 def test_a_session_made_over_http_keeps_its_place_until_it_was_not_used_for_long(provider: FakeProvider) -> None:
-    """OpenEnv looks for such ones every five seconds at most."""
+    """OpenEnv looks for such ones every five seconds at most. One that has a WebSocket may be idle for ever."""
     body = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
-    with serving(provider, BUDGETS, max_sessions=1, unattached_seconds=0.5) as url:
+    with serving(provider, BUDGETS, max_sessions=3, unattached_seconds=0.5) as url:
+        thinking, waiting = TerminusSession(url, BUDGETS), TerminusSession(url, BUDGETS)
+        thinking.reset(REQUEST)
+        waiting.prepare()
         made = httpx.post(f"{url}/mcp", json=body).json()
         assert made["result"]["session_id"]
         assert "error" in httpx.post(f"{url}/mcp", json=body).json(), "the one place is taken"
         wait_until(
             lambda: "result" in httpx.post(f"{url}/mcp", json=body).json(), description="its place is free", seconds=15
         )
+        assert thinking.terminal("x").text == "x"
+        assert waiting.reset(OTHER) == "sbx1"
+        assert provider.deleted == []
+        thinking.close()
+        waiting.close()
+
+
+def test_what_a_session_printed_is_not_kept_after_its_end(url: str, provider: FakeProvider) -> None:
+    def environments() -> int:
+        gc.collect()
+        return sum(isinstance(one, TerminusEnvironment) for one in gc.get_objects())
+
+    before = environments()
+    for number in range(4):
+        session = TerminusSession(url, BUDGETS)
+        session.reset(replace(REQUEST, allocation_id=f"t-{number}"))
+        session.terminal("x")
+        session.close()
+    wait_until(lambda: environments() <= before + 1, description="their environments are forgotten")
 
 
 def test_closing_deletes_the_sandbox_once_and_may_be_repeated(session: TerminusSession, provider: FakeProvider) -> None:

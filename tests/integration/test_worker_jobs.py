@@ -21,6 +21,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.webhook import Webhook
 
+from orchestrator.connection import BLOCK_SECONDS, SILENT_SECONDS
 from orchestrator.errors import EpisodeClosed, InfrastructureLost
 from orchestrator.keys import Keys
 from orchestrator.mailbox import Action, Mailbox
@@ -30,7 +31,7 @@ from orchestrator.records import Script
 from orchestrator.vocabulary import Outcome
 from tests.support.farm import REPORT, Field, Ground, candidate, open_field, repaired, script, weekly_sales
 from tests.support.waiting import wait_until
-from workers.slot import SlotWorker, refuse
+from workers.slot import SlotWorker, refuse, worker_of
 
 pytest_plugins = ["tests.support.farm"]
 
@@ -304,6 +305,12 @@ def test_a_job_without_its_row_is_skipped(farm: Field) -> None:
         assert result is not None
         assert result.return_value == {"episode": spec.episode_id, "outcome": "skipped"}
     assert farm.events(spec.episode_id) == []
+
+
+def test_an_idle_slot_notices_a_redis_that_is_silently_gone(farm: Field) -> None:
+    worker = worker_of(farm.settings, "silent-1")
+    assert worker.dequeue_timeout <= BLOCK_SECONDS
+    assert worker.connection_timeout <= SILENT_SECONDS, "RQ makes it the timeout of every call on this connection"
 
 
 def test_retries_of_rq_are_never_asked_for(farm: Field, pool: Pool) -> None:

@@ -8,7 +8,7 @@ import sys
 
 def imported_by(*modules: str) -> dict[str, bool]:
     """Whether each of some heavy modules is really there in a fresh process that imported these."""
-    heavy = ["gradio", "e2b", "openenv.core.sync_client", "rq", "uvicorn", "fastmcp", "torch", "trl"]
+    heavy = ["gradio", "e2b", "openenv.core.env_server", "rq", "uvicorn", "fastmcp", "torch", "trl"]
     code = (
         f"import sys\nfor name in {list(modules)!r}: __import__(name)\n"
         f"print(*[sys.modules.get(name) is not None for name in {heavy!r}])"
@@ -19,7 +19,7 @@ def imported_by(*modules: str) -> dict[str, bool]:
 
 def test_a_worker_has_everything_before_it_forks_and_no_web_ui() -> None:
     found = imported_by("workers.crew", "workers.sandboxes.provider")
-    there = {"e2b", "openenv.core.sync_client", "rq", "uvicorn", "fastmcp"}
+    there = {"e2b", "openenv.core.env_server", "rq", "uvicorn", "fastmcp"}
     assert found == {name: name in there for name in found}
 
 

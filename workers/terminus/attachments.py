@@ -14,12 +14,20 @@ import asyncio
 import json
 import logging
 from collections import Counter
+from contextvars import ContextVar
 from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
+
+_over_websocket: ContextVar[bool] = ContextVar("over_websocket", default=False)
+
+
+def over_websocket() -> bool:
+    """Whether what runs now is the handler of a WebSocket."""
+    return _over_websocket.get()
 
 
 class AttachedSessions:
@@ -33,6 +41,7 @@ class AttachedSessions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass everything on; note the WebSockets that carry a session id."""
+        _over_websocket.set(scope["type"] == "websocket")
         session_id = _session_id(scope)
         if session_id is None:
             await self._app(scope, receive, send)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -80,6 +81,8 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         self.tool()(self._tool())
 
     def _tool(self) -> Callable[..., Any]:
+        this = weakref.ref(self)  # FastMCP's caches keep the functions of the last 5,000 sessions, and what those hold
+
         async def terminal(command: str = "", final_answer: str = "") -> str:
             """Run a shell command or submit a final answer inside the sandbox.
 
@@ -90,8 +93,11 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
             Returns:
                 The command's output, or a summary of the verification.
             """
+            environment = this()
+            if environment is None:
+                raise RuntimeError("the session is over")
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._terminal, command, final_answer)
+            return await loop.run_in_executor(environment._thread, environment._terminal, command, final_answer)
 
         return terminal
 

@@ -26,7 +26,7 @@ from orchestrator.exposure import check_exposure
 from orchestrator.provider import Provider
 from orchestrator.settings import Budgets
 from workers.terminus.access import BearerToken
-from workers.terminus.attachments import AttachedSessions
+from workers.terminus.attachments import AttachedSessions, over_websocket
 from workers.terminus.environment import TerminusEnvironment
 from workers.terminus.session import SessionDefaults, TerminusState
 from workers.terminus.teardown import TeardownCallback, TeardownFailures
@@ -41,6 +41,16 @@ _STATELESS = {"/reset", "/step", "/state"}
 
 _GRACE_SECONDS = 1.0
 """What a stopping server gives open connections before it cancels them; sandboxes are deleted after that."""
+
+
+class _Sessions(HTTPEnvServer):  # type: ignore[misc]
+    """OpenEnv's, whose reaper would take a session that a WebSocket made for one that nobody is attached to."""
+
+    async def _create_session(self) -> tuple[str, Any]:
+        session_id, environment = await super()._create_session()
+        if over_websocket():
+            self._session_websocket_attachments.add(session_id)  # it ends with its WebSocket, however long that is idle
+        return session_id, environment
 
 
 class _Environments:
@@ -116,7 +126,7 @@ def create_app(
 
     environments = _Environments(build, spare=max_sessions)
     app = FastAPI(title="Terminus")
-    HTTPEnvServer(
+    _Sessions(
         environments.take,
         CallToolAction,
         CallToolObservation,
