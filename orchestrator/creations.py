@@ -87,7 +87,7 @@ class Creation:
 
         `check` is called now and then and may raise to give up. Raises EpisodeAborted(deadline) as soon as the turn
         lies beyond `wait_seconds`, EpisodeAborted(admission_timeout) when the limit fell below its batch's reservation,
-        LeaseLost when the episode has its receipt already.
+        LeaseLost when the episode has ended or is unknown.
         """
         self.begin()
         ends = time.monotonic() + wait_seconds
@@ -98,11 +98,9 @@ class Creation:
                 if turn.state == "granted":
                     return
                 if turn.state == "over":
-                    raise LeaseLost(f"{self._episode_id}: it has its receipt, or the farm lost it")
+                    raise episode_over(self._episode_id)
                 if turn.state == "never":
-                    raise EpisodeAborted(
-                        Outcome.ADMISSION_TIMEOUT, "the concurrency limit fell below the batch's reservation"
-                    )
+                    raise limit_fell()
                 if turn.state == "too_far" or left <= 0:
                     away = f"the next creation is {turn.wait_seconds:.1f} s away" if left > 0 else "no place was free"
                     raise EpisodeAborted(Outcome.DEADLINE, away)
@@ -171,6 +169,16 @@ class Creation:
         if blocked > 0.05 and self._redis.blpop([Keys.wake(self.creation_id)], timeout=blocked):
             return
         time.sleep(max(0.0, ends - time.monotonic()))
+
+
+def episode_over(episode_id: str) -> LeaseLost:
+    """What an episode hears that asks for a permit or a creation after its end."""
+    return LeaseLost(f"{episode_id}: it has its receipt, or the farm lost it")
+
+
+def limit_fell() -> EpisodeAborted:
+    """What a reserved episode hears whose batch can no longer be live at once."""
+    return EpisodeAborted(Outcome.ADMISSION_TIMEOUT, "the concurrency limit fell below the batch's reservation")
 
 
 def report(

@@ -18,8 +18,8 @@ from redis import Redis
 
 from orchestrator.connection import BLOCK_SECONDS
 from orchestrator.cost import LIST_PRICES, Rates
-from orchestrator.creations import Creation, Defaults, report
-from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, LeaseLost, NeverFits, RateLimited, SettingsError
+from orchestrator.creations import Creation, Defaults, episode_over, limit_fell, report
+from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, NeverFits, RateLimited, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
 from orchestrator.settings import HIGHEST_CONCURRENCY, HIGHEST_RATE, LOWEST_RATE
@@ -49,7 +49,7 @@ class PermitAnswer(Enum):
     NEVER = 3
     """The limit is below the batch's reservation."""
     OVER = 4
-    """The episode has its receipt already."""
+    """The episode has its receipt already, or is unknown: Redis has lost it."""
     RUN_BUDGET = 5
     """Its run's budget cannot pay for the episode at its most expensive."""
     FARM_BUDGET = 6
@@ -130,7 +130,7 @@ class Limiter:
 
         Raises EpisodeAborted(admission_timeout) when `wait_seconds` have passed, or when the limit has fallen below
         the batch's reservation; EpisodeAborted(budget_exhausted) when a budget cannot pay for it (one that is only
-        reserved is waited for, except in a batch); LeaseLost when the episode has ended meanwhile.
+        reserved is waited for, except in a batch); LeaseLost when the episode has ended or is unknown.
         """
         ends = time.monotonic() + wait_seconds
         stepped_back = False
@@ -148,13 +148,11 @@ class Limiter:
                     _sleep(_STEP_BACK_SECONDS, check)
                     continue
                 if answer is PermitAnswer.NEVER:
-                    raise EpisodeAborted(
-                        Outcome.ADMISSION_TIMEOUT, "the concurrency limit fell below the batch's reservation"
-                    )
+                    raise limit_fell()
                 if answer in _BROKE:
                     raise EpisodeAborted(Outcome.BUDGET_EXHAUSTED, _BROKE[answer])
                 if answer is PermitAnswer.OVER:
-                    raise LeaseLost(f"{episode_id}: it has its receipt, or the farm lost it")
+                    raise episode_over(episode_id)
                 left = ends - time.monotonic()
                 if left <= 0:
                     raise EpisodeAborted(Outcome.ADMISSION_TIMEOUT, f"no permit within {wait_seconds:g} s of waiting")

@@ -58,6 +58,8 @@ UsdPerSecond = Annotated[float, Field(ge=0, le=HIGHEST_USD_PER_SECOND, allow_inf
 GivenFile = Annotated[FilePath | None, BeforeValidator(lambda value: value or None)]
 """A file that is there; a variable that is set to nothing names none."""
 
+ANSWER_SECONDS = 5.0
+"""What a command's answer may take beyond the command's own limit."""
 _VERIFIER_ANSWER_SECONDS = 10.0
 """What the answer of the verifier's command may take beyond the command."""
 

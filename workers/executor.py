@@ -27,16 +27,13 @@ from orchestrator.errors import (
 from orchestrator.ledger import Lease, Ledger
 from orchestrator.provider import CreateRequest, Provider, Sandbox
 from orchestrator.records import EpisodeSpec, Operation, Receipt
-from orchestrator.settings import Budgets
+from orchestrator.settings import ANSWER_SECONDS, Budgets
 from orchestrator.transcripts import Transcript
 from orchestrator.vocabulary import Outcome, Phase, Role, allocation_id
 from workers.allocator import Allocator, Owned
 from workers.grading import Grade, grade
 from workers.session import NotRun, PolicySession, StepResult
 from workers.timeline import Timeline
-
-_ANSWER_SECONDS = 5.0
-"""What a command's answer may take beyond the command's own limit, where a task has raised that."""
 
 _NUL = "error: a command cannot contain a NUL character; nothing was run"
 
@@ -253,7 +250,7 @@ class Executor:
             task.command,
             timeout_seconds=self.timeline.bound(budgets.verifier_limit_seconds),
             output_limit_bytes=budgets.transfer_bytes,
-            response_seconds=max(budgets.verifier_command_seconds, budgets.command_seconds + _ANSWER_SECONDS),
+            response_seconds=max(budgets.verifier_command_seconds, budgets.command_seconds + ANSWER_SECONDS),
         )
         self._sizes["verifier_stdout"] = len(run.stdout)
         return grade(task.grader, task.expected, run)

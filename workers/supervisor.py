@@ -46,7 +46,7 @@ class Supervisor:
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts inherits that
         self._url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._server = Child("terminus", self._serve_terminus)
-        self._slots = [Child(f"{worker_id}-{n}", self._slot_main(n)) for n in range(1, SLOTS_PER_WORKER + 1)]
+        self._slots = [Child(slot_name(worker_id, n), self._slot_main(n)) for n in range(1, SLOTS_PER_WORKER + 1)]
         self._signals = 0
         self._redis_away = False
         self._presence = open_farm(settings, patient=False).presence  # a beat that fails is followed by another

@@ -28,7 +28,7 @@ from openenv.core.env_server.types import Action, Observation  # type: ignore[im
 
 from orchestrator.errors import OutcomeUnknown, ProviderError, SandboxGone
 from orchestrator.provider import CommandResult, Provider, Sandbox
-from orchestrator.settings import Budgets
+from orchestrator.settings import ANSWER_SECONDS, Budgets
 from workers.terminus import observation
 from workers.terminus.session import (
     SessionDefaults,
@@ -43,9 +43,6 @@ from workers.terminus.wire import to_wire
 
 _COMMANDS_KEPT = 64
 """Commands that the state remembers; an endless session must not grow without bound."""
-
-_ANSWER_SECONDS = 5
-"""What a command's answer may take beyond the command's own limit."""
 
 
 class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
@@ -237,7 +234,7 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         if sandbox is None:
             raise SandboxGone("the session was closed")
         limits = self._budgets
-        patience = min(limits.command_seconds + _ANSWER_SECONDS, max(1.0, limits.message_seconds - 1))
+        patience = min(limits.command_seconds + ANSWER_SECONDS, max(1.0, limits.message_seconds - 1))
         if patience <= limits.command_seconds:
             raise OutcomeUnknown("message_seconds leaves a command no time to answer; raise it")
         return sandbox.run(
