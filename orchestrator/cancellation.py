@@ -123,11 +123,11 @@ class Cancellation:
     def _look(self, episodes: list[str], seen: Counter[str], unsettled: dict[str, None]) -> list[str]:
         """Count those that have ended and note their sandboxes; those that have not."""
         running = []
-        for episode, end in zip(episodes, self._ledger.ends(episodes), strict=True):
-            if end is not None and end.outcome is not None:
-                seen[end.outcome] += 1
-                unsettled |= dict.fromkeys(end.unsettled)
-            elif end is not None:
+        for episode, progress in zip(episodes, self._ledger.progress(episodes), strict=True):
+            if progress is not None and progress.outcome is not None:
+                seen[progress.outcome] += 1
+                unsettled |= dict.fromkeys(progress.unsettled)
+            elif progress is not None:
                 running.append(episode)
             elif (settled := self._ledger.receipt(episode)) is not None:  # its row has expired just before its receipt
                 seen[settled.receipt.outcome] += 1

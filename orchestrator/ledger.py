@@ -103,7 +103,7 @@ class OpenEpisode:
 
 
 @dataclass(frozen=True)
-class End:
+class Progress:
     """How far an episode is from being over."""
 
     outcome: Outcome | None
@@ -154,7 +154,7 @@ class Ledger:
             spec.template,
             *(spec.budgets.longest_seconds(role) for role in Role),
         ]
-        return bool(self._scripts.run("enqueue_episode", keys, args))
+        return bool(self._scripts.run("open_episode", keys, args))
 
     def take(self, episode_id: str, attempt: int, owner: str, *, lease_seconds: float) -> Lease | None:
         """Take a queued episode for this attempt; None when the row says that it is not ours to take."""
@@ -292,12 +292,12 @@ class Ledger:
         listed = self._redis.hget(Keys.episode(episode_id), "allocations")
         return tuple(cast(str, listed).split(",")) if listed else ()
 
-    def ends(self, episode_ids: Sequence[str]) -> list[End | None]:
+    def progress(self, episode_ids: Sequence[str]) -> list[Progress | None]:
         """How far these episodes are from being over, in this order, in one round trip; None for one without a row."""
         pipeline = self._redis.pipeline(transaction=False)
         for episode in episode_ids:
             pipeline.hmget(Keys.episode(episode), ["outcome", "allocations", "unsettled"])
-        return [_end(*found) for found in (pipeline.execute() if episode_ids else [])]
+        return [_progress(*found) for found in (pipeline.execute() if episode_ids else [])]
 
     def open_episodes(self, *, limit: int | None = None) -> list[str]:
         """Ids of episodes without a receipt, oldest first, at most `limit`."""
@@ -365,11 +365,11 @@ def _in_parts(rows: list[str], size: int = 1000) -> Iterator[list[str]]:
     return (rows[begin : begin + size] for begin in range(0, len(rows), size))
 
 
-def _end(outcome: str | None, allocations: str | None, unsettled: str | None) -> End | None:
+def _progress(outcome: str | None, allocations: str | None, unsettled: str | None) -> Progress | None:
     if unsettled is None:
         return None
     listed = allocations.split(",") if allocations and int(unsettled) > 0 else ()
-    return End(None if outcome is None else Outcome(outcome), tuple(listed))
+    return Progress(None if outcome is None else Outcome(outcome), tuple(listed))
 
 
 def _new_tag() -> str:

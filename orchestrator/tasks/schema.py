@@ -95,9 +95,9 @@ _Script = Annotated[tuple[_Command, ...], Field(strict=False, max_length=_SCRIPT
 _VariableName = Annotated[str, _matches(r"[A-Za-z_][A-Za-z0-9_]*", "must be a name such as LANG")]
 _VariableText = Annotated[str, _text_of(8 * 1024, blank=True, nul=False)]
 _Template = Annotated[str, _matches(r"[A-Za-z0-9._:/-]{1,100}", "must be a template's name or id")]
-_Hours = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+_LifeSeconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 """No sandbox lives longer than 24 hours."""
-_Minutes = Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)]
+_CommandSeconds = Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)]
 """One command; what needs longer runs in the background."""
 
 
@@ -106,10 +106,10 @@ class TaskBudgets(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    policy_window_seconds: _Hours | None = None
-    deadline_seconds: _Hours | None = None
-    command_seconds: _Minutes | None = None
-    verifier_command_seconds: _Minutes | None = None
+    policy_window_seconds: _LifeSeconds | None = None
+    deadline_seconds: _LifeSeconds | None = None
+    command_seconds: _CommandSeconds | None = None
+    verifier_command_seconds: _CommandSeconds | None = None
 
     @field_validator("deadline_seconds")
     @classmethod
