@@ -2,7 +2,8 @@
 
 Rows, leases, permits, creations, receipts and actions can be written again with the same id and change nothing, so a
 call whose answer was lost is sent again, with backoff; where the connection is refused that lasts about ten seconds,
-then the error reaches the caller. One write is not of that kind: entries of a transcript may stand there twice.
+then the error reaches the caller. Two writes are not of that kind: entries of a transcript may stand there twice, and
+one lost job may be counted as two, so that an episode is given up one loss sooner.
 What is done again in a moment anyway (heartbeats, rounds, farewells) takes an impatient client: one attempt, so that
 an outage is seen when it is there. A trainer waits out an outage once, not again for each of its many episodes: see
 `Patience`.

@@ -188,7 +188,10 @@ class Ledger:
         return bool(self._scripts.run("defer_episode", keys, args))
 
     def commit(self, receipt: Receipt, token: str) -> None:
-        """Write the episode's one receipt; raises LeaseLost when the token no longer owns it."""
+        """Write the episode's one receipt.
+
+        Raises LeaseLost when the token no longer owns it, FarmError for a score while an allocation is unsettled.
+        """
         text = receipt.model_dump_json()
         keys = [
             Keys.episode(receipt.episode_id),
@@ -267,7 +270,10 @@ class Ledger:
         return gone
 
     def count_lost_job(self, episode_id: str) -> int:
-        """Count that the episode's job vanished before its lease was taken; how often by now."""
+        """Count that the episode's job vanished before its lease was taken; how often by now.
+
+        Not idempotent: a call whose answer is lost, and that is made again, counts one loss twice.
+        """
         return int(self._redis.hincrby(Keys.episode(episode_id), "lost_jobs", 1))
 
     def row(self, episode_id: str) -> EpisodeRow | None:
@@ -316,7 +322,7 @@ class Ledger:
         return {episode: int(ms) / 1000 for episode, ms in found if ms}
 
     def open_rows(self) -> list[OpenEpisode]:
-        """Every open row in short, oldest first, in one round trip."""
+        """Every open row in short, oldest first, in two round trips: their ids, then the rows."""
         episodes = self.open_episodes()
         pipeline = self._redis.pipeline(transaction=False)
         for episode in episodes:

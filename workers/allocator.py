@@ -117,7 +117,8 @@ class Allocator:
         """Create one sandbox: `send` makes exactly one attempt and returns (sandbox id, whatever it opened).
 
         It lives, and is paid for, `longest_seconds` at most (the request's lifetime when nothing is said).
-        Raises EpisodeAborted (deadline, transport) or the ProviderError that can never succeed.
+        Raises EpisodeAborted (deadline, transport, admission_timeout; what `check` raises: cancelled, trainer_lost),
+        LeaseLost when the episode is no longer ours to write, or the ProviderError that can never succeed.
         """
         ends = time.monotonic() + wait_seconds
         longest = longest_seconds or request.lifetime_seconds

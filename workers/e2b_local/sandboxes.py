@@ -27,7 +27,7 @@ State = Literal["running", "paused"]
 
 
 class SandboxFailed(Exception):
-    """A sandbox could not be started; nothing of it is left."""
+    """A sandbox did not start, or does not end; while the registry still has it, processes of it may be left."""
 
 
 @dataclass(frozen=True)
