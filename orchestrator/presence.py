@@ -13,7 +13,10 @@ from orchestrator.scripts import Scripts
 
 
 def slot_name(worker_id: str, number: int, start: int = 1) -> str:
-    """The name of a worker's slot; each start of it has one of its own, for RQ refuses a name that still lives."""
+    """The name of a worker's slot; each start of it has one of its own, for RQ refuses a name that still lives.
+
+    Heartbeats name the slot, whichever start of it lives: as its first.
+    """
     return f"{worker_id}-{number}" + (f".{start}" if start > 1 else "")
 
 

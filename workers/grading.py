@@ -52,11 +52,6 @@ def grade(grader: str, expected: JsonValue, run: CommandResult) -> Grade:
     return _verdict(Outcome.WRONG_ANSWER, "the output differs from what was expected")
 
 
-def grader_names() -> tuple[str, ...]:
-    """Every grader that can be applied."""
-    return tuple(_GRADERS)
-
-
 def _verdict(outcome: Outcome, detail: str) -> Grade:
     score = outcome.score
     assert score is not None, outcome

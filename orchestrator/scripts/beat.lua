@@ -5,7 +5,7 @@
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 for _, slot in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-  if string.match(string.sub(slot, #ARGV[2] + 1), '^%d+%.?%d*$') and string.sub(slot, 1, #ARGV[2]) == ARGV[2] then
+  if string.match(string.sub(slot, #ARGV[2] + 1), '^%d+$') and string.sub(slot, 1, #ARGV[2]) == ARGV[2] then
     redis.call('ZREM', KEYS[1], slot)
   end
 end

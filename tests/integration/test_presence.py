@@ -74,15 +74,15 @@ def test_one_trainer_at_a_time_drives_a_run(presence: Presence) -> None:
 
 
 def test_a_draining_workers_slots_are_no_capacity_any_more(lasting: Presence, redis: Redis) -> None:
-    lasting.beat_worker(row("w1"), [slot_name("w1", 1), slot_name("w1", 2, start=3)])
+    lasting.beat_worker(row("w1"), [slot_name("w1", 1), slot_name("w1", 2)])
     lasting.beat_worker(row("w1-1"), [slot_name("w1-1", 1)])
     lasting.beat_worker(row("w1"), [])
     assert redis.zrange(Keys.SLOTS, 0, -1) == ["w1-1-1"]
 
 
-def test_a_slot_that_was_started_again_is_its_workers(lasting: Presence) -> None:
-    lasting.beat_worker(row("w1"), [slot_name("w1", 1, start=12), slot_name("w1", 2)])
-    lasting.beat_worker(row("w1-1"), [slot_name("w1-1", 1, start=2)])
+def test_a_slot_is_that_of_its_worker_whatever_its_id_ends_in(lasting: Presence) -> None:
+    lasting.beat_worker(row("w1"), [slot_name("w1", 1), slot_name("w1", 2)])
+    lasting.beat_worker(row("w1-1"), [slot_name("w1-1", 1)])
     assert lasting.workers_of(lasting.live_slots()) == [row("w1"), row("w1-1")]
     assert lasting.taking("host-a") == ["w1", "w1-1"]
     assert lasting.taking("host-b") == []

@@ -13,7 +13,7 @@ from orchestrator import tasks
 from orchestrator.provider import CommandResult
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import Outcome
-from workers.grading import Grade, grade, grader_names
+from workers.grading import Grade, grade
 
 TOTALS: dict[str, Any] = {"east": 15, "west": 7}
 EXPECTED: dict[str, Any] = {
@@ -34,9 +34,8 @@ def outcome(grader: str, stdout: bytes, expected: Any = None) -> Outcome:
     return grade(grader, EXPECTED[grader] if expected is None else expected, run(stdout)).outcome
 
 
-def test_graders_are_those_that_a_task_can_name() -> None:
-    assert grader_names() == tasks.grader_names()
-    assert set(EXPECTED) == set(grader_names())
+def test_every_grader_that_a_task_can_name_is_tried_here() -> None:
+    assert set(EXPECTED) == set(tasks.grader_names())
 
 
 @pytest.mark.parametrize("grader", sorted(EXPECTED))

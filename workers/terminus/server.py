@@ -29,7 +29,7 @@ from workers.terminus.access import BearerToken
 from workers.terminus.attachments import AttachedSessions, over_websocket
 from workers.terminus.environment import TerminusEnvironment
 from workers.terminus.session import SessionDefaults, TerminusState
-from workers.terminus.teardown import TeardownCallback, TeardownFailures
+from workers.terminus.teardown import TeardownFailures
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,6 @@ def create_app(
     max_sessions: int = 2,
     defaults: SessionDefaults | None = None,
     token: str | None = None,
-    on_teardown_failure: TeardownCallback | None = None,
     vanished_seconds: float = 2.0,
     unattached_seconds: float = _UNATTACHED_SECONDS,
 ) -> FastAPI:
@@ -113,7 +112,7 @@ def create_app(
     One that was made over HTTP and never had any is given up, and its place free, `unattached_seconds` after its last
     call.
     """
-    teardowns = TeardownFailures(on_teardown_failure)
+    teardowns = TeardownFailures()
 
     def build() -> TerminusEnvironment:
         return TerminusEnvironment(
