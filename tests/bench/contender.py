@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.keys import Keys
 from orchestrator.limiter import Limiter
-from tests.support.truth import a_receipt, a_spec, opened_farm
+from tests.support.bare_farm import a_receipt, a_spec, opened_farm
 
 _RELEASE = """
 if free_permit(ARGV[1], KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], ARGV[2]) == 1 then

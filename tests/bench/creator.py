@@ -16,7 +16,7 @@ import e2b
 
 from orchestrator.errors import EpisodeAborted
 from orchestrator.vocabulary import Outcome, Role
-from tests.support.truth import a_receipt, a_request, a_spec, farm_of, farm_settings, leased
+from tests.support.bare_farm import a_receipt, a_request, a_spec, farm_of, farm_settings, leased
 from workers.allocator import Allocator
 from workers.sandboxes.provider import E2BProvider
 

@@ -69,7 +69,7 @@ def measure() -> dict[str, float]:
 
 
 def _trained(base: Any, factory: Any) -> Any:
-    from tests.support.farm import weekly_sales
+    from tests.support.policies import weekly_sales
     from tests.support.tiny_policy import (
         SUBMIT,
         Turn,

@@ -20,8 +20,8 @@ from redis import Redis
 from orchestrator.keys import Keys
 from tests.bench.contender import contend, names
 from tests.bench.rows import Goal, Row
+from tests.support.bare_farm import a_spec, leased, opened_farm
 from tests.support.redis_server import running_redis
-from tests.support.truth import a_spec, leased, opened_farm
 
 _PROCESSES = 32
 _PAIRS = 400

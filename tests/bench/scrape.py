@@ -23,8 +23,8 @@ from orchestrator.vocabulary import Outcome, Phase, Role, allocation_id
 from orchestrator.web import create_app
 from tests.bench.rows import Goal, Row, spread
 from tests.bench.stand import milliseconds
+from tests.support.bare_farm import a_receipt, a_spec, opened_farm
 from tests.support.redis_server import running_redis
-from tests.support.truth import a_receipt, a_spec, opened_farm
 
 _RECEIPTS = 100_000
 _SANDBOXES = 1_000

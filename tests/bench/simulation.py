@@ -34,8 +34,8 @@ from orchestrator.vocabulary import AllocationState, Outcome, Role
 from tests.bench.rows import Goal, Row
 from tests.chaos.invariants import violations
 from tests.chaos.reading import read
+from tests.support.bare_farm import a_receipt, a_request, a_spec, expire, farm_of, farm_settings, leased
 from tests.support.redis_server import running_redis
-from tests.support.truth import a_receipt, a_request, a_spec, expire, farm_of, farm_settings, leased
 
 _EPISODES = 10_000
 _LEARNING_EPISODES = 4_000

@@ -14,7 +14,7 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
-from tests.support.farm import ROOT, Marked
+from tests.support.processes import ROOT, Marked
 from tests.support.waiting import wait_until
 
 _LEASH_SECONDS = 5

@@ -16,9 +16,11 @@ from deploy.embedded import EmbeddedRedis
 from orchestrator.vocabulary import Outcome
 from tests.e2e.commands import COMMAND
 from tests.support.browser import OpenPage, Watched
-from tests.support.farm import BUDGETS, Field, Ground, Marked, candidate, open_field, repaired, script
+from tests.support.farm import Field, open_field
 from tests.support.faults import ServiceFaults
-from tests.support.processes import worker_environment
+from tests.support.ground import BUDGETS, Ground
+from tests.support.policies import candidate, repaired, script
+from tests.support.processes import Marked, worker_environment
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.farm", "tests.support.faults", "tests.support.browser"]

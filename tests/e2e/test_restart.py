@@ -16,7 +16,8 @@ from orchestrator.pool import Pool
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
 from tests.e2e.commands import User, user
-from tests.support.farm import Marked, candidate, exists, repaired, script, weekly_sales
+from tests.support.policies import candidate, repaired, script, weekly_sales
+from tests.support.processes import Marked, exists
 from tests.support.redis_server import leaks
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider

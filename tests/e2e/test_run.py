@@ -12,7 +12,7 @@ from deploy.embedded import LocalSandboxes
 from deploy.exit_codes import ExitCode
 from orchestrator.keys import Keys
 from tests.e2e.commands import User, user
-from tests.support.farm import weekly_sales
+from tests.support.policies import weekly_sales
 from tests.support.waiting import wait_until
 
 

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.farm import Farm
 from orchestrator.pool import Pool
 from orchestrator.settings import Settings
-from tests.support.truth import TinySlot, farm_of, farm_settings
+from tests.support.bare_farm import TinySlot, farm_of, farm_settings
 
 
 @pytest.fixture

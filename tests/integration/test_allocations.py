@@ -17,7 +17,7 @@ from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.records import Allocation
 from orchestrator.vocabulary import TRANSITIONS, AllocationState, Outcome, Role
-from tests.support.truth import a_receipt, a_request, a_spec, expire, intended, leased, stored
+from tests.support.bare_farm import a_receipt, a_request, a_spec, expire, intended, leased, stored
 
 ROUTES: dict[AllocationState, tuple[AllocationState, ...]] = {
     AllocationState.INTENDED: (),

@@ -26,9 +26,9 @@ from orchestrator.limiter import Limiter
 from orchestrator.provider import CreateRequest, SandboxRow
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import AllocationState, Outcome, Role
+from tests.support.bare_farm import a_request, farm_settings, stored
 from tests.support.fake_provider import FakeProvider
 from tests.support.line import end, running
-from tests.support.truth import a_request, farm_settings, stored
 from tests.support.waiting import wait_until
 from workers.allocator import Allocator
 

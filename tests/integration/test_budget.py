@@ -20,10 +20,10 @@ from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
 from orchestrator.spending import Spending, burn_picousd_per_hour
 from orchestrator.vocabulary import Outcome, Role
+from tests.support.bare_farm import a_receipt, a_spec, admit, farm_settings, intended, leased, opened_farm, stored
 from tests.support.clocked import Clocked
 from tests.support.reconcilers import LEASE_SECONDS
 from tests.support.scene import LaterLedger, Scene
-from tests.support.truth import a_receipt, a_spec, admit, farm_settings, intended, leased, opened_farm, stored
 
 pytest_plugins = ["tests.support.scene"]
 

@@ -17,7 +17,7 @@ from orchestrator.keys import Keys
 from orchestrator.pool import Pool
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
-from tests.support.truth import TASK, TinySlot, a_receipt, admit, leased
+from tests.support.bare_farm import TASK, TinySlot, a_receipt, admit, leased
 
 
 @pytest.fixture(autouse=True)

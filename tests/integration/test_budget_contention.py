@@ -21,9 +21,9 @@ from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import SettledReceipt
 from orchestrator.settings import Settings
 from tests.support import spenders
+from tests.support.bare_farm import expire, farm_settings
 from tests.support.processes import ROOT, children
 from tests.support.scene import Scene
-from tests.support.truth import expire, farm_settings
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.scene"]

@@ -12,8 +12,9 @@ from orchestrator.keys import Keys
 from orchestrator.pool import Pool
 from orchestrator.provider import SandboxRow
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import Field, candidate, repaired, script, weekly_sales
+from tests.support.farm import Field
 from tests.support.ground import KEY
+from tests.support.policies import candidate, repaired, script, weekly_sales
 from workers.sandboxes.provider import E2BProvider
 
 pytest_plugins = ["tests.support.farm"]

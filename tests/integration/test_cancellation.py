@@ -19,8 +19,7 @@ from orchestrator.pool import Pool
 from orchestrator.records import EpisodeSpec, Script
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome, job_id
-from tests.support.line import PROMPT_SECONDS, Waiter, running
-from tests.support.truth import (
+from tests.support.bare_farm import (
     TASK,
     TinySlot,
     a_receipt,
@@ -30,6 +29,7 @@ from tests.support.truth import (
     intended,
     leased,
 )
+from tests.support.line import PROMPT_SECONDS, Waiter, running
 from tests.support.waiting import wait_until
 
 SCRIPT = Script(commands=("true",))

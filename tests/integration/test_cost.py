@@ -24,7 +24,7 @@ from orchestrator.records import EpisodeSpec, Operation
 from orchestrator.spending import Bill, Spending, burn_picousd_per_hour
 from orchestrator.status import read_status
 from orchestrator.vocabulary import Outcome, Role
-from tests.support.truth import TASK, a_receipt, a_spec, intended, leased, stored
+from tests.support.bare_farm import TASK, a_receipt, a_spec, intended, leased, stored
 
 HOUR_PICOUSD = 108_900_000_000
 """Of 2 vCPU and 512 MiB."""

@@ -32,8 +32,7 @@ from orchestrator.keys import Keys
 from orchestrator.transcripts import Transcript
 from orchestrator.vocabulary import Outcome, Role
 from orchestrator.web import create_app
-from tests.support.redis_processes import RedisProcess
-from tests.support.truth import (
+from tests.support.bare_farm import (
     a_receipt,
     a_spec,
     admit,
@@ -44,6 +43,7 @@ from tests.support.truth import (
     leased,
     opened_farm,
 )
+from tests.support.redis_processes import RedisProcess
 from tests.support.waiting import wait_until
 
 QUESTION = {"data": ['{"search": "", "digests": {}}'], "fn_index": 0, "session_hash": "s", "trigger_id": 4}

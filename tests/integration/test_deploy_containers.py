@@ -21,9 +21,10 @@ from deploy.embedded.redis_server import redis_binary
 from orchestrator.pool import Pool
 from orchestrator.vocabulary import Outcome
 from tests.support.container import contained
-from tests.support.farm import Field, Marked, candidate, children, repaired, script, weekly_sales
+from tests.support.farm import Field
 from tests.support.manifests import compose, container, dockerfile_environment, interpolated, one
-from tests.support.processes import ROOT, worker_environment
+from tests.support.policies import candidate, repaired, script, weekly_sales
+from tests.support.processes import ROOT, Marked, children, worker_environment
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.farm"]

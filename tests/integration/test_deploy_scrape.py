@@ -25,10 +25,12 @@ from orchestrator.presence import Presence, WorkerRow
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.vocabulary import SLOTS_PER_WORKER, Outcome, Role
 from tests.support import dashboards
-from tests.support.farm import KEY, Field, Ground, candidate, open_settings, repaired, script
+from tests.support.bare_farm import a_receipt, a_request, a_spec, admit, intended, leased
+from tests.support.farm import Field
+from tests.support.ground import KEY, Ground, open_settings
+from tests.support.policies import candidate, repaired, script
 from tests.support.processes import Marked, worker_environment
 from tests.support.prometheus import DEPLOY, Prometheus, aggregations, rules, running_prometheus, told
-from tests.support.truth import a_receipt, a_request, a_spec, admit, intended, leased
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
 

@@ -11,7 +11,7 @@ from orchestrator.finished import Finished
 from orchestrator.mailbox import Action, Mailbox, Result
 from orchestrator.pool import Pool
 from orchestrator.settings import Settings
-from tests.support.truth import TASK, TinySlot, farm_settings
+from tests.support.bare_farm import TASK, TinySlot, farm_settings
 from tests.support.waiting import wait_until
 
 

@@ -26,7 +26,7 @@ from orchestrator.pool import Pool
 from orchestrator.records import Script
 from orchestrator.settings import Budgets, Settings
 from orchestrator.vocabulary import EpisodeState, Outcome
-from tests.support.truth import TASK, TinySlot, a_receipt, farm_settings, leased, opened_farm
+from tests.support.bare_farm import TASK, TinySlot, a_receipt, farm_settings, leased, opened_farm
 from tests.support.waiting import wait_until
 
 

@@ -11,8 +11,10 @@ from orchestrator.errors import LeaseLost, OutcomeUnknown
 from orchestrator.keys import Keys
 from orchestrator.provider import CommandResult, CreateRequest, Sandbox
 from orchestrator.vocabulary import Outcome, Role, allocation_id
-from tests.support.farm import BUDGETS, KEY, Field, candidate, repaired, script
-from tests.support.truth import a_receipt, leased
+from tests.support.bare_farm import a_receipt, leased
+from tests.support.farm import Field
+from tests.support.ground import BUDGETS, KEY
+from tests.support.policies import candidate, repaired, script
 from tests.support.waiting import wait_until
 from workers.lease_keeper import LeaseKeeper
 from workers.sandboxes.provider import E2BProvider

@@ -9,8 +9,10 @@ import pytest
 from orchestrator.provider import SandboxRow
 from orchestrator.vocabulary import Outcome
 from tests.support.e2b_local import sandbox_request
-from tests.support.farm import KEY, Field, Ground, candidate, open_field, repaired, script
+from tests.support.farm import Field, open_field
 from tests.support.faults import BOTH, ServiceFaults, reconciled, solvable
+from tests.support.ground import KEY, Ground
+from tests.support.policies import candidate, repaired, script
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
 

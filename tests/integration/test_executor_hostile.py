@@ -12,7 +12,9 @@ from orchestrator.errors import InfrastructureLost
 from orchestrator.records import EpisodeSpec
 from orchestrator.transcripts import read_transcript
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import BUDGETS, REPORT, Field, Running, candidate, repaired, script, weekly_sales, write_file
+from tests.support.farm import Field, Running
+from tests.support.ground import BUDGETS
+from tests.support.policies import REPORT, candidate, repaired, script, weekly_sales, write_file
 
 pytest_plugins = ["tests.support.farm"]
 

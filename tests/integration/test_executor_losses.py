@@ -17,7 +17,9 @@ from orchestrator.keys import Keys
 from orchestrator.provider import CreateRequest, Sandbox
 from orchestrator.status import read_status
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import BUDGETS, KEY, Field, Ground, Running, candidate, repaired, script
+from tests.support.farm import Field, Running
+from tests.support.ground import BUDGETS, KEY, Ground
+from tests.support.policies import candidate, repaired, script
 from tests.support.reconcilers import reconciler_of
 from tests.support.terminus import serving, terminus_server
 from tests.support.waiting import wait_until

@@ -8,7 +8,9 @@ from orchestrator.errors import ProviderError
 from orchestrator.keys import Keys
 from orchestrator.provider import Sandbox
 from orchestrator.vocabulary import Outcome, Phase
-from tests.support.farm import BUDGETS, KEY, REPORT, Field, candidate, repaired, script, weekly_sales
+from tests.support.farm import Field
+from tests.support.ground import BUDGETS, KEY
+from tests.support.policies import REPORT, candidate, repaired, script, weekly_sales
 from workers.sandboxes.provider import E2BProvider
 from workers.sandboxes.sandbox import E2BSandbox
 

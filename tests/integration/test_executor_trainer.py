@@ -9,7 +9,9 @@ import pytest
 from orchestrator.errors import EpisodeAborted, EpisodeClosed, InfrastructureLost
 from orchestrator.keys import Keys
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import BUDGETS, Field, Ground, Running, candidate, open_field, repaired, script
+from tests.support.farm import Field, Running, open_field
+from tests.support.ground import BUDGETS, Ground
+from tests.support.policies import candidate, repaired, script
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.farm"]

@@ -22,10 +22,12 @@ from orchestrator.provider import CreateRequest
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import Outcome, Role, allocation_id
-from tests.support.farm import Field, Ground, candidate, open_field, repaired, script
+from tests.support.bare_farm import intended, leased
+from tests.support.farm import Field, open_field
+from tests.support.ground import Ground
+from tests.support.policies import candidate, repaired, script
 from tests.support.processes import worker_environment
 from tests.support.redis_server import dump
-from tests.support.truth import intended, leased
 
 pytest_plugins = ["tests.support.farm"]
 

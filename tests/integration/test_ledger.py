@@ -17,7 +17,17 @@ from orchestrator.limiter import Admission
 from orchestrator.records import Operation
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import EpisodeState, Outcome, Role, job_id
-from tests.support.truth import a_receipt, a_spec, admit, expire, farm_settings, intended, leased, opened_farm, stored
+from tests.support.bare_farm import (
+    a_receipt,
+    a_spec,
+    admit,
+    expire,
+    farm_settings,
+    intended,
+    leased,
+    opened_farm,
+    stored,
+)
 from tests.support.waiting import wait_until
 
 RETENTION = 1000

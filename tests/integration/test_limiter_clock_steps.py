@@ -8,8 +8,8 @@ from redis import Redis
 from orchestrator.keys import Keys
 from orchestrator.limiter import PermitAnswer
 from orchestrator.vocabulary import EpisodeState, Role
+from tests.support.bare_farm import run_episode
 from tests.support.clocked import Clocked
-from tests.support.truth import run_episode
 
 PATIENCE_MS = 15_000
 

@@ -12,10 +12,10 @@ from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import AllocationState, Outcome, Role
+from tests.support.bare_farm import beat_slots, farm_settings, intended, leased, stored
 from tests.support.clocked import Clocked
 from tests.support.creators import Creator, create
 from tests.support.line import PROMPT_SECONDS, Waiter, end, running
-from tests.support.truth import beat_slots, farm_settings, intended, leased, stored
 
 
 @pytest.fixture

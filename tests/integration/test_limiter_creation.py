@@ -14,9 +14,9 @@ from orchestrator.keys import Keys
 from orchestrator.limiter import Admission
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
+from tests.support.bare_farm import admit, farm_settings, leased, opened_farm
 from tests.support.creators import Creator, create, creation_of
 from tests.support.line import PROMPT_SECONDS, end
-from tests.support.truth import admit, farm_settings, leased, opened_farm
 
 
 @pytest.fixture

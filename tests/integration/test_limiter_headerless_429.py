@@ -22,11 +22,12 @@ from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
 from tests.bench.creator import farm_slot
+from tests.support.bare_farm import farm_settings, intended, stored
 from tests.support.creators import create
-from tests.support.farm import Field, Ground, open_field
+from tests.support.farm import Field, open_field
 from tests.support.faults import BOTH, ServiceFaults, solvable
+from tests.support.ground import Ground
 from tests.support.line import end, running
-from tests.support.truth import farm_settings, intended, stored
 
 pytest_plugins = ["tests.support.farm", "tests.support.faults"]
 

@@ -20,14 +20,14 @@ from orchestrator.limiter import Admission, Limiter, PermitAnswer
 from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
+from tests.support.bare_farm import a_receipt, a_spec, admit, farm_settings, leased, opened_farm
 from tests.support.creators import Creator, create
 from tests.support.line import PROMPT_SECONDS, Waiter, end, queue_up, running
-from tests.support.truth import a_receipt, a_spec, admit, farm_settings, leased, opened_farm
 from tests.support.waiting import wait_until
 
 CONTENDER = """
 import sys, threading
-from tests.support.truth import a_receipt, a_spec, admit, leased, opened_farm
+from tests.support.bare_farm import a_receipt, a_spec, admit, leased, opened_farm
 
 def contend(url, name, rounds, limit, highest):
     with opened_farm(url, concurrency_limit=limit) as farm:

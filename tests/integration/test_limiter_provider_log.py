@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from orchestrator.provider import CreateRequest
 from orchestrator.vocabulary import Outcome, Role
+from tests.support.bare_farm import a_receipt, a_request, a_spec, farm_of, leased
 from tests.support.faults import ServiceFaults
 from tests.support.ground import KEY, Ground, open_settings
-from tests.support.truth import a_receipt, a_request, a_spec, farm_of, leased
 from workers.allocator import Allocator
 from workers.sandboxes.provider import E2BProvider
 

@@ -11,8 +11,8 @@ from orchestrator.errors import RateLimited
 from orchestrator.keys import Keys
 from orchestrator.limiter import PermitAnswer
 from orchestrator.vocabulary import Role
+from tests.support.bare_farm import run_episode
 from tests.support.clocked import Clocked
-from tests.support.truth import run_episode
 
 
 def test_everybody_pauses_until_retry_after(redis: Redis) -> None:

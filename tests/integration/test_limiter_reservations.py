@@ -17,10 +17,10 @@ from orchestrator.limiter import Admission
 from orchestrator.records import EpisodeSpec
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
+from tests.support.bare_farm import admit, beat_slots, farm_settings, leased, opened_farm
 from tests.support.clocked import Clocked
 from tests.support.creators import Creator, create
 from tests.support.line import PROMPT_SECONDS, end, queue_up, running
-from tests.support.truth import admit, beat_slots, farm_settings, leased, opened_farm
 from tests.support.waiting import wait_until
 
 

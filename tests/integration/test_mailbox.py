@@ -15,7 +15,7 @@ from orchestrator.keys import Keys
 from orchestrator.ledger import Lease
 from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
 from orchestrator.vocabulary import Outcome
-from tests.support.truth import a_receipt, a_spec, expire, leased, opened_farm
+from tests.support.bare_farm import a_receipt, a_spec, expire, leased, opened_farm
 
 
 @pytest.fixture

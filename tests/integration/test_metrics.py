@@ -24,13 +24,7 @@ from orchestrator.records import SettledReceipt
 from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
 from orchestrator.web import create_app
-from tests.support.farm import Field, Ground, candidate, open_field, repaired, script
-from tests.support.processes import ROOT, Marked, worker_environment
-from tests.support.programs import program
-from tests.support.redis_processes import RedisProcess
-from tests.support.scene import Scene
-from tests.support.slow_port import slow_port
-from tests.support.truth import (
+from tests.support.bare_farm import (
     a_spec,
     admit,
     beat_slots,
@@ -40,6 +34,14 @@ from tests.support.truth import (
     intended,
     leased,
 )
+from tests.support.farm import Field, open_field
+from tests.support.ground import Ground
+from tests.support.policies import candidate, repaired, script
+from tests.support.processes import ROOT, Marked, worker_environment
+from tests.support.programs import program
+from tests.support.redis_processes import RedisProcess
+from tests.support.scene import Scene
+from tests.support.slow_port import slow_port
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.farm", "tests.support.scene"]

@@ -18,10 +18,12 @@ from orchestrator.pool import Pool
 from orchestrator.provider import CreateRequest, Sandbox
 from orchestrator.vocabulary import Outcome
 from orchestrator.web import create_app
+from tests.support.bare_farm import a_receipt, a_spec, admit, beat_slots, expire, farm_of, farm_settings, leased
 from tests.support.creators import create
-from tests.support.farm import KEY, Field, candidate, repaired, script, weekly_sales
+from tests.support.farm import Field
+from tests.support.ground import KEY
+from tests.support.policies import candidate, repaired, script, weekly_sales
 from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
-from tests.support.truth import a_receipt, a_spec, admit, beat_slots, expire, farm_of, farm_settings, leased
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
 

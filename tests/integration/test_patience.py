@@ -9,8 +9,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
 
 from orchestrator.connection import Patience, client
+from tests.support.bare_farm import farm_settings
 from tests.support.redis_processes import RedisProcess
-from tests.support.truth import farm_settings
 
 
 class Counted(NoBackoff):

@@ -34,7 +34,7 @@ from orchestrator.pool import Pool
 from orchestrator.records import Script
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Drive, EpisodeState, Outcome
-from tests.support.truth import TASK, TinySlot, beat_slots, farm_settings, opened_farm
+from tests.support.bare_farm import TASK, TinySlot, beat_slots, farm_settings, opened_farm
 from tests.support.waiting import wait_until
 
 SCRIPT = Script(commands=("true",))

@@ -19,7 +19,7 @@ from orchestrator.farm import Farm
 from orchestrator.queue import EXECUTABLE_EXTRAS, JOB_FUNCTION, JobQueue, refusal
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import job_id
-from tests.support.truth import a_spec, farm_settings
+from tests.support.bare_farm import a_spec, farm_settings
 
 
 @pytest.fixture

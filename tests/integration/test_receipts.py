@@ -15,7 +15,7 @@ from orchestrator.keys import Keys
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec, SettledReceipt
 from orchestrator.vocabulary import Outcome
-from tests.support.truth import a_receipt, a_spec, intended, leased, stored
+from tests.support.bare_farm import a_receipt, a_spec, intended, leased, stored
 
 MANY = 450
 """More than two pages."""

@@ -8,10 +8,10 @@ from redis import Redis
 from orchestrator.errors import ConcurrencyLimited, NothingSent, OutcomeUnknown, RateLimited
 from orchestrator.keys import Keys
 from orchestrator.vocabulary import AllocationState, Outcome
+from tests.support.bare_farm import a_receipt, a_request, admit, intended, leased, stored
 from tests.support.creators import creation_of
 from tests.support.reconcilers import LEASE_SECONDS
 from tests.support.scene import Scene
-from tests.support.truth import a_receipt, a_request, admit, intended, leased, stored
 
 pytest_plugins = ["tests.support.scene"]
 

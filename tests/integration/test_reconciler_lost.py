@@ -13,10 +13,10 @@ from orchestrator.ledger import OpenEpisode
 from orchestrator.reconciler import Report
 from orchestrator.records import Allocation, EpisodeSpec
 from orchestrator.vocabulary import AllocationState, Outcome, Role, allocation_id
+from tests.support.bare_farm import a_receipt, a_request, admit, expire, intended, leased, stored
 from tests.support.fake_provider import FakeProvider
 from tests.support.reconcilers import LEASE_SECONDS
 from tests.support.scene import LaterLedger, Scene
-from tests.support.truth import a_receipt, a_request, admit, expire, intended, leased, stored
 
 pytest_plugins = ["tests.support.scene"]
 

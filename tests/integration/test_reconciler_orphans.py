@@ -16,11 +16,11 @@ from orchestrator.reconciler import Report
 from orchestrator.status import Status, read_status
 from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import AllocationState, Outcome, Role, allocation_id
+from tests.support.bare_farm import a_receipt, a_request, intended, leased
 from tests.support.fake_provider import FakeProvider
 from tests.support.reconcilers import LEASE_SECONDS
 from tests.support.redis_server import dump
 from tests.support.scene import Scene
-from tests.support.truth import a_receipt, a_request, intended, leased
 
 pytest_plugins = ["tests.support.scene"]
 

@@ -8,9 +8,9 @@ from rq.job import Job
 from orchestrator.keys import Keys
 from orchestrator.reconciler import Report
 from orchestrator.vocabulary import Drive, Outcome, job_id
+from tests.support.bare_farm import a_receipt, a_spec, leased, opened_farm
 from tests.support.reconcilers import LEASE_SECONDS
 from tests.support.scene import Scene
-from tests.support.truth import a_receipt, a_spec, leased, opened_farm
 
 pytest_plugins = ["tests.support.scene"]
 

@@ -20,10 +20,10 @@ from orchestrator.provider import SandboxRow
 from orchestrator.reconciler import Report
 from orchestrator.rounds import run_rounds
 from orchestrator.vocabulary import EpisodeState, Outcome
+from tests.support.bare_farm import a_receipt, leased, opened_farm
 from tests.support.fake_provider import FakeProvider
 from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
 from tests.support.scene import Scene
-from tests.support.truth import a_receipt, leased, opened_farm
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.scene"]

@@ -17,7 +17,9 @@ from orchestrator.errors import RedisUnavailable
 from orchestrator.pool import Pool
 from tests.support import whole_farm
 from tests.support.certificates import Authority
-from tests.support.farm import Field, Ground, open_field, weekly_sales
+from tests.support.farm import Field, open_field
+from tests.support.ground import Ground
+from tests.support.policies import weekly_sales
 from tests.support.processes import ROOT
 from tests.support.redis_processes import RedisProcess
 from tests.support.tls_port import TlsPort

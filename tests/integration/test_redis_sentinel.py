@@ -17,11 +17,13 @@ from orchestrator.pool import Pool
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.vocabulary import Outcome
 from tests.support import whole_farm
+from tests.support.bare_farm import farm_settings
 from tests.support.certificates import Authority
-from tests.support.farm import Field, Ground, candidate, open_field, repaired, script, weekly_sales
+from tests.support.farm import Field, open_field
+from tests.support.ground import Ground
+from tests.support.policies import candidate, repaired, script, weekly_sales
 from tests.support.redis_processes import RedisProcess, Replicated
 from tests.support.tls_port import TlsPort
-from tests.support.truth import farm_settings
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.farm"]

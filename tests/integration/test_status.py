@@ -16,8 +16,8 @@ from orchestrator.presence import Presence, WorkerRow
 from orchestrator.settings import Settings
 from orchestrator.status import Status, read_status
 from orchestrator.vocabulary import AllocationState, Outcome, Role
+from tests.support.bare_farm import a_receipt, a_spec, admit, beat_slots, farm_settings, intended, leased
 from tests.support.processes import worker_environment
-from tests.support.truth import a_receipt, a_spec, admit, beat_slots, farm_settings, intended, leased
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from orchestrator.settings import Settings
 from orchestrator.status import Status, read_status
 from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import Outcome
+from tests.support.bare_farm import a_receipt, admit, farm_settings, intended, leased, stored
 from tests.support.processes import Marked, worker_environment
 from tests.support.redis_processes import RedisProcess
 from tests.support.redis_server import running_redis
-from tests.support.truth import a_receipt, admit, farm_settings, intended, leased, stored
 from tests.support.waiting import wait_until
 
 

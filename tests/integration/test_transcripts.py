@@ -11,7 +11,9 @@ from orchestrator.dashboard.lookout import Lookout
 from orchestrator.keys import Keys
 from orchestrator.transcripts import Transcript, read_transcript
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import Ground, open_field, script
+from tests.support.farm import open_field
+from tests.support.ground import Ground
+from tests.support.policies import script
 
 pytest_plugins = ["tests.support.farm"]
 

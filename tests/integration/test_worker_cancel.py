@@ -14,9 +14,11 @@ import pytest
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool
 from orchestrator.vocabulary import EpisodeState, Outcome, job_id
-from tests.support.farm import Field, Ground, Marked, candidate, open_field, repaired, script, weekly_sales
+from tests.support.farm import Field, open_field
+from tests.support.ground import Ground
 from tests.support.line import PROMPT_SECONDS
-from tests.support.processes import worker_environment
+from tests.support.policies import candidate, repaired, script, weekly_sales
+from tests.support.processes import Marked, worker_environment
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.farm"]

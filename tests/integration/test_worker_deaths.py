@@ -13,16 +13,10 @@ from orchestrator.errors import InfrastructureLost
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import (
-    Field,
-    Ground,
-    candidate,
-    exists,
-    open_field,
-    repaired,
-    script,
-    weekly_sales,
-)
+from tests.support.farm import Field, open_field
+from tests.support.ground import Ground
+from tests.support.policies import candidate, repaired, script, weekly_sales
+from tests.support.processes import exists
 from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.farm"]

@@ -29,7 +29,9 @@ from orchestrator.pool import Pool
 from orchestrator.queue import EXECUTABLE_EXTRAS, JOB_FUNCTION
 from orchestrator.records import Script
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import REPORT, Field, Ground, candidate, open_field, repaired, script, weekly_sales
+from tests.support.farm import Field, open_field
+from tests.support.ground import Ground
+from tests.support.policies import REPORT, candidate, repaired, script, weekly_sales
 from tests.support.waiting import wait_until
 from workers.slot import SlotWorker, refuse, worker_of
 

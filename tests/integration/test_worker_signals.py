@@ -14,7 +14,9 @@ from rq.worker import WorkerStatus
 
 from orchestrator.pool import Pool
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import Field, Ground, candidate, open_field, repaired, script, weekly_sales
+from tests.support.farm import Field, open_field
+from tests.support.ground import Ground
+from tests.support.policies import candidate, repaired, script, weekly_sales
 from tests.support.waiting import wait_until
 from workers.slot import SlotWorker
 

@@ -16,8 +16,8 @@ from orchestrator.vocabulary import Outcome
 from tests.learning.__main__ import problems
 from tests.learning.plot import save_plot
 from tests.learning.training import EPISODES, Run, train
+from tests.support.bare_farm import farm_settings
 from tests.support.redis_server import announced
-from tests.support.truth import farm_settings
 from tests.trainer.conftest import TOLERATED
 
 pytestmark = [pytest.mark.filterwarnings(spec) for spec in TOLERATED]

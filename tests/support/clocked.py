@@ -10,7 +10,7 @@ from orchestrator.creations import Creation, Turn
 from orchestrator.errors import ConcurrencyLimited, RateLimited
 from orchestrator.limiter import Limiter
 from orchestrator.vocabulary import Role
-from tests.support.truth import run_episode
+from tests.support.bare_farm import run_episode
 
 
 @dataclass

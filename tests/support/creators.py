@@ -10,7 +10,7 @@ from orchestrator.creations import Creation
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.vocabulary import Role
-from tests.support.truth import run_episode
+from tests.support.bare_farm import run_episode
 from tests.support.waiting import wait_until
 
 

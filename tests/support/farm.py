@@ -28,37 +28,16 @@ from orchestrator.settings import Budgets
 from orchestrator.tasks import Task
 from orchestrator.vocabulary import Drive
 from tests.support.checks import Checks
-from tests.support.ground import BUDGETS, KEY, Ground, ground, lasting_database, open_settings
-from tests.support.policies import REPORT, candidate, repaired, script, weekly_sales, write_file
-from tests.support.processes import ROOT, Marked, WorkerProcess, children, exists
+from tests.support.ground import KEY, Ground, ground, lasting_database, open_settings
+from tests.support.policies import weekly_sales
+from tests.support.processes import WorkerProcess
 from tests.support.reconcilers import reconciler_of
 from workers import jobs
 from workers.sandboxes.provider import E2BProvider
 from workers.terminus.client import TerminusSession
 
-__all__ = [
-    "BUDGETS",
-    "KEY",
-    "REPORT",
-    "ROOT",
-    "Field",
-    "Ground",
-    "Marked",
-    "Running",
-    "WorkerProcess",
-    "candidate",
-    "children",
-    "exists",
-    "field",
-    "ground",
-    "open_field",
-    "open_settings",
-    "repaired",
-    "running",
-    "script",
-    "weekly_sales",
-    "write_file",
-]
+__all__ = ["Field", "Running", "field", "ground", "open_field", "running"]
+"""`ground` because pytest finds here what `field` asks for."""
 
 
 @pytest.fixture

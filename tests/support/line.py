@@ -11,7 +11,7 @@ from orchestrator.keys import Keys
 from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission
 from orchestrator.records import EpisodeSpec
-from tests.support.truth import a_receipt, admit, leased
+from tests.support.bare_farm import a_receipt, admit, leased
 from tests.support.waiting import wait_until
 
 PROMPT_SECONDS = 2.5

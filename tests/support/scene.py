@@ -21,9 +21,9 @@ from orchestrator.provider import Provider
 from orchestrator.reconciler import Reconciler, Report
 from orchestrator.records import EpisodeSpec, Receipt
 from orchestrator.vocabulary import AllocationState, Role, allocation_id
+from tests.support.bare_farm import a_request, admit, expire, intended, leased, opened_farm, stored
 from tests.support.fake_provider import FakeProvider
 from tests.support.reconcilers import LEASE_SECONDS, reconciler_of
-from tests.support.truth import a_request, admit, expire, intended, leased, opened_farm, stored
 
 
 class LaterLedger(Ledger):

@@ -17,7 +17,7 @@ from orchestrator.ledger import Lease
 from orchestrator.limiter import PermitAnswer
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import Outcome, Role
-from tests.support.truth import a_receipt, a_spec, intended, leased, opened_farm
+from tests.support.bare_farm import a_receipt, a_spec, intended, leased, opened_farm
 
 CONCURRENCY = 12
 """More than there are processes: money is what they contend for."""

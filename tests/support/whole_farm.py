@@ -18,7 +18,8 @@ from orchestrator.pool import Pool
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import Field, candidate, repaired, script, weekly_sales
+from tests.support.farm import Field
+from tests.support.policies import candidate, repaired, script, weekly_sales
 from tests.support.processes import Marked, WorkerProcess, slots_of, worker_environment
 from tests.support.waiting import wait_until
 from trainer.environment import RemoteEpisodes

@@ -11,7 +11,7 @@ import pytest
 from trl.chat_template_utils import parse_response
 
 from orchestrator.pool import Pool
-from tests.support.farm import weekly_sales
+from tests.support.policies import weekly_sales
 from tests.support.timed_pool import TimedPool
 from tests.support.tiny_policy import (
     SUBMIT,

@@ -15,7 +15,7 @@ from orchestrator.keys import Keys
 from orchestrator.pool import Pool, Reservation
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
-from tests.support.truth import TASK, TinySlot, beat_slots, farm_of, farm_settings
+from tests.support.bare_farm import TASK, TinySlot, beat_slots, farm_of, farm_settings
 from tests.support.waiting import wait_until
 from trainer.environment import OnAbort, RemoteEpisode, RemoteEpisodes
 

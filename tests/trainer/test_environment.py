@@ -11,9 +11,10 @@ from orchestrator.errors import CapacityError, CommandTooLarge, EpisodeAborted, 
 from orchestrator.pool import Pool
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import EpisodeState, Outcome
-from tests.support.farm import Field, candidate, repaired, weekly_sales
+from tests.support.bare_farm import beat_slots, farm_settings, opened_farm
+from tests.support.farm import Field
+from tests.support.policies import candidate, repaired, weekly_sales
 from tests.support.redis_server import announced
-from tests.support.truth import beat_slots, farm_settings, opened_farm
 from tests.support.waiting import wait_until
 from trainer import RemoteEpisode, RemoteEpisodes
 

@@ -14,7 +14,8 @@ from orchestrator.errors import CapacityError, EpisodeAborted, FarmError
 from orchestrator.pool import Pool
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import Field, candidate, repaired, weekly_sales
+from tests.support.farm import Field
+from tests.support.policies import candidate, repaired, weekly_sales
 from tests.support.redis_server import announced
 from tests.support.tiny_policy import (
     SUBMIT,

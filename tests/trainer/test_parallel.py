@@ -12,7 +12,7 @@ from trl import GRPOTrainer
 
 from orchestrator.errors import FarmError
 from orchestrator.pool import Pool
-from tests.support.farm import weekly_sales
+from tests.support.policies import weekly_sales
 from tests.support.timed_pool import TimedPool
 from tests.support.tiny_policy import (
     SUBMIT,

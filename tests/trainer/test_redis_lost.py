@@ -14,8 +14,8 @@ from orchestrator.connection import Patience
 from orchestrator.errors import EpisodeAborted, RedisUnavailable
 from orchestrator.pool import Pool
 from orchestrator.vocabulary import Outcome
+from tests.support.bare_farm import TASK, TinySlot, farm_settings, opened_farm
 from tests.support.tiny_policy import grpo_config, make_model, make_tokenizer, rows, script_words, scripted, shell
-from tests.support.truth import TASK, TinySlot, farm_settings, opened_farm
 from tests.support.waiting import wait_until
 from trainer import FarmGRPOTrainer, RemoteEpisodes
 

@@ -15,7 +15,7 @@ from orchestrator.keys import Keys
 from orchestrator.pool import Pool
 from orchestrator.records import Script, SettledReceipt
 from orchestrator.settings import Settings
-from tests.support.truth import TASK, TinySlot, farm_settings
+from tests.support.bare_farm import TASK, TinySlot, farm_settings
 from tests.support.waiting import wait_until
 from trainer.run_log import MetricsLog, ReceiptLog
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from orchestrator.errors import SettingsError
-from tests.support.farm import weekly_sales
+from tests.support.policies import weekly_sales
 from tests.support.tiny_policy import SUBMIT, make_model, make_tokenizer
 from trainer.evaluation.chat_template import load_tokenizer
 from trainer.saved_states import damage, refuse_another_model

@@ -25,11 +25,11 @@ from orchestrator.errors import CapacityError, EpisodeClosed, FarmError, Infrast
 from orchestrator.keys import Keys
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import Outcome
+from tests.support.bare_farm import farm_settings
 from tests.support.farm import Field, open_field
 from tests.support.ground import Ground
 from tests.support.harness import RIGHT, SUBMIT, Call, ScriptedModel, run
 from tests.support.policies import weekly_sales
-from tests.support.truth import farm_settings
 from tests.support.waiting import wait_until
 from trainer.session_failures import FailureLimit, TooManyFailures
 from trainer.sessions import PoolSession, PoolSessionFactory

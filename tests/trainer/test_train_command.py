@@ -22,7 +22,8 @@ from orchestrator.errors import CapacityError, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import Outcome
-from tests.support.farm import Field, weekly_sales
+from tests.support.farm import Field
+from tests.support.policies import weekly_sales
 from tests.support.processes import Marked, children, worker_environment
 from tests.support.tiny_policy import SUBMIT, save_model, shell
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.counts import COST, PHASE, Histogram, cost_bounds, counts_of, distribution
 from orchestrator.records import Operation
 from orchestrator.vocabulary import Outcome
-from tests.support.truth import a_receipt, a_spec
+from tests.support.bare_farm import a_receipt, a_spec
 
 
 def operation(name: str = "terminal", **facts: object) -> Operation:

@@ -17,7 +17,7 @@ from orchestrator.dashboard.markup import Markup, cut, element, text
 from orchestrator.dashboard.panes import Asked, asked
 from orchestrator.records import Operation, SettledReceipt
 from orchestrator.vocabulary import Outcome
-from tests.support.truth import a_receipt, a_spec
+from tests.support.bare_farm import a_receipt, a_spec
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",

@@ -22,8 +22,8 @@ from deploy.doctor.judge import (
 from orchestrator.errors import AuthenticationFailed, NothingSent, ProviderError
 from orchestrator.redis_address import without_password
 from orchestrator.settings import Settings
+from tests.support.bare_farm import farm_settings
 from tests.support.fake_provider import FakeProvider
-from tests.support.truth import farm_settings
 
 GOOD_INFO = {"redis_version": "7.0.15", "role": "master", "cluster_enabled": 0}
 GOOD_CONFIG = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}

@@ -12,7 +12,7 @@ from deploy.receipt_formats import FLAT, csv_lines, full_lines, json_lines, tabl
 from orchestrator.cost import usd_text
 from orchestrator.records import Allocation, Operation, SettledReceipt
 from orchestrator.vocabulary import AllocationState, Outcome, Role
-from tests.support.truth import a_receipt, a_spec
+from tests.support.bare_farm import a_receipt, a_spec
 
 
 def sandbox(role: Role, cost: int, **changes: Any) -> Allocation:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from orchestrator.records import EpisodeSpec, Receipt, Script, SettledReceipt
 from orchestrator.vocabulary import Drive, Outcome, Role, allocation_id
-from tests.support.truth import a_receipt, a_spec
+from tests.support.bare_farm import a_receipt, a_spec
 
 
 def test_a_spec_comes_back_from_json_as_it_was() -> None:

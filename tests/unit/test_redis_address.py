@@ -11,7 +11,7 @@ from orchestrator.errors import RedisUnavailable, SettingsError
 from orchestrator.farm import open_farm
 from orchestrator.redis_address import RedisAddress, parse_address, without_password
 from orchestrator.settings import load_settings
-from tests.support.truth import farm_settings
+from tests.support.bare_farm import farm_settings
 
 
 @pytest.mark.parametrize(

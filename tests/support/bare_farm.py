@@ -1,4 +1,4 @@
-"""The orchestrator's parts over the session's Redis, with nothing behind them: rows and receipts to test with."""
+"""A farm with nothing behind it: the orchestrator's parts over a Redis, specs, leases, receipts, and a tiny slot."""
 
 from __future__ import annotations
 
