@@ -56,7 +56,7 @@ class DeleteOrphan:
     """What its tags name, '' when they name none."""
 
 
-Action = Enqueue | End | Finish | Settle | DeleteOrphan
+Repair = Enqueue | End | Finish | Settle | DeleteOrphan
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class Snapshot:
     """Orphans that could not be deleted before: sandbox id -> the allocation that its tags name."""
 
 
-def plan(view: Snapshot, *, lease_seconds: float) -> list[Action]:
+def plan(view: Snapshot, *, lease_seconds: float) -> list[Repair]:
     """Decide what has to be done now."""
     trusted = view.now - view.settled_since >= lease_seconds
-    actions: list[Action] = []
+    actions: list[Repair] = []
     open_episodes = set()
     for row in view.open:
         open_episodes.add(row.episode_id)
@@ -94,7 +94,7 @@ def plan(view: Snapshot, *, lease_seconds: float) -> list[Action]:
     return actions + _orphans(view)
 
 
-def _about(row: OpenEpisode, view: Snapshot, *, trusted: bool) -> Action | None:
+def _about(row: OpenEpisode, view: Snapshot, *, trusted: bool) -> Repair | None:
     """What an open row needs."""
     if row.state is EpisodeState.RUNNING:
         lost = trusted and view.lease_ends.get(row.episode_id, 0.0) < view.now
@@ -110,7 +110,7 @@ def _about(row: OpenEpisode, view: Snapshot, *, trusted: bool) -> Action | None:
     return Enqueue(row.episode_id) if trusted and suspected else None
 
 
-def _orphans(view: Snapshot) -> list[Action]:
+def _orphans(view: Snapshot) -> list[Repair]:
     unsettled = {row.allocation_id: row for row in view.unsettled}
     found = dict(view.kept_orphans)
     for row in view.sandboxes:

@@ -22,7 +22,7 @@ from orchestrator.errors import FarmError, LeaseLost, ProviderError
 from orchestrator.ledger import Ledger
 from orchestrator.limiter import Limiter
 from orchestrator.pacing import PacedProvider
-from orchestrator.plan import Action, DeleteOrphan, End, Enqueue, Finish, Settle, Snapshot, plan
+from orchestrator.plan import DeleteOrphan, End, Enqueue, Finish, Repair, Settle, Snapshot, plan
 from orchestrator.presence import Presence
 from orchestrator.provider import Provider, SandboxRow
 from orchestrator.queue import JobQueue
@@ -194,7 +194,7 @@ class Reconciler:
         self._list_failure = None
         return rows
 
-    def _apply(self, action: Action, report: Report) -> None:
+    def _apply(self, action: Repair, report: Report) -> None:
         match action:
             case Enqueue(episode_id):
                 self._enqueue(episode_id, report)
@@ -266,7 +266,7 @@ class Reconciler:
             report.failures[Kind.ALLOCATION, row.allocation_id] = reason
 
 
-def _named(action: Action) -> tuple[Kind, str]:
+def _named(action: Repair) -> tuple[Kind, str]:
     """What an action is about."""
     match action:
         case Settle(allocation_id):

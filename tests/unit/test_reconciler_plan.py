@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.ledger import OpenEpisode
-from orchestrator.plan import Action, DeleteOrphan, End, Enqueue, Finish, Settle, Snapshot, is_orphan, plan
+from orchestrator.plan import DeleteOrphan, End, Enqueue, Finish, Repair, Settle, Snapshot, is_orphan, plan
 from orchestrator.provider import SandboxRow
 from orchestrator.records import Allocation
 from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome, Role
@@ -27,7 +27,7 @@ SANDBOX = Allocation(
 CALM = Snapshot(now=NOW, settled_since=NOW - 1000, open=[], lease_ends={}, suspected_since={}, unsettled=[])
 
 
-def actions(view: Snapshot) -> list[Action]:
+def actions(view: Snapshot) -> list[Repair]:
     return plan(view, lease_seconds=LEASE)
 
 
@@ -40,7 +40,7 @@ def test_an_empty_farm_needs_nothing() -> None:
     [(None, []), (0.0, []), (9.9, []), (10.0, [Enqueue("e-queued")]), (500.0, [Enqueue("e-queued")])],
 )
 def test_a_queued_row_without_a_waiting_job_is_enqueued_after_a_while(
-    suspected_for: float | None, expected: list[Action]
+    suspected_for: float | None, expected: list[Repair]
 ) -> None:
     suspected = {} if suspected_for is None else {QUEUED.job_id: NOW - suspected_for}
     assert actions(replace(CALM, open=[QUEUED], suspected_since=suspected)) == expected
@@ -48,7 +48,7 @@ def test_a_queued_row_without_a_waiting_job_is_enqueued_after_a_while(
 
 @pytest.mark.parametrize(("up_for", "expected"), [(0.0, []), (11.9, []), (12.0, [Enqueue("e-queued")])])
 def test_no_job_is_taken_for_lost_until_redis_has_been_up_for_one_lease_time(
-    up_for: float, expected: list[Action]
+    up_for: float, expected: list[Repair]
 ) -> None:
     """Whoever popped it before the outage may be about to take its lease."""
     view = replace(CALM, open=[QUEUED], suspected_since={QUEUED.job_id: NOW - 60}, settled_since=NOW - up_for)
@@ -70,13 +70,13 @@ def test_suspicion_of_another_attempt_does_not_count() -> None:
     ],
 )
 def test_a_running_row_is_finished_once_its_lease_has_run_out(
-    lease_ends: dict[str, float], expected: list[Action]
+    lease_ends: dict[str, float], expected: list[Repair]
 ) -> None:
     assert actions(replace(CALM, open=[RUNNING], lease_ends=lease_ends)) == expected
 
 
 @pytest.mark.parametrize(("up_for", "expected"), [(0.0, []), (11.9, []), (12.0, [Finish("e-running")])])
-def test_no_lease_is_judged_until_redis_has_been_up_for_one_lease_time(up_for: float, expected: list[Action]) -> None:
+def test_no_lease_is_judged_until_redis_has_been_up_for_one_lease_time(up_for: float, expected: list[Repair]) -> None:
     assert actions(replace(CALM, open=[RUNNING], settled_since=NOW - up_for)) == expected
 
 
@@ -111,7 +111,7 @@ def test_a_queued_row_of_a_lost_trainer_ends_once_heartbeats_can_be_trusted(
 ) -> None:
     row = replace(QUEUED, trainer_id="trainer-1")
     gone = frozenset({"trainer-1" if lost else "trainer-2"})
-    expected: list[Action] = [End("e-queued", Outcome.TRAINER_LOST)] if ended else []
+    expected: list[Repair] = [End("e-queued", Outcome.TRAINER_LOST)] if ended else []
     assert actions(replace(CALM, open=[row], lost_trainers=gone, settled_since=NOW - up_for)) == expected
 
 
