@@ -64,7 +64,7 @@ class Snapshot:
     """What the plan is made of; times in seconds of Redis."""
 
     now: float
-    settled_since: float
+    watched_since: float
     """Since when Redis has been up and looked at; leases that ran out while it was away are given one lease time."""
     open: Iterable[OpenEpisode]
     lease_ends: Mapping[str, float]
@@ -83,7 +83,7 @@ class Snapshot:
 
 def plan(view: Snapshot, *, lease_seconds: float) -> list[Repair]:
     """Decide what has to be done now."""
-    trusted = view.now - view.settled_since >= lease_seconds
+    trusted = view.now - view.watched_since >= lease_seconds
     actions: list[Repair] = []
     open_episodes = set()
     for row in view.open:

@@ -88,19 +88,19 @@ class Reconciler:
         self._settlement = Settlement(ledger, self._provider, create_answer_seconds=create_answer_seconds)
         self._lease_seconds = lease_seconds
         self._sweep_seconds = sweep_seconds
-        self._settled_since = ledger.now()
+        self._watched_since = ledger.now()
         self._suspected: dict[str, float] = {}
         self._swept = float("-inf")
         self._list_failure: str | None = None
         self._clock = clock
         self._sleep = sleep
         self._looked = clock()
-        self._redis_ahead = self._settled_since - self._looked
+        self._redis_ahead = self._watched_since - self._looked
         """Redis's clock less ours: it changes when either is set."""
 
     def interrupted(self) -> None:
         """Redis was away: give every lease its full time again before anything is declared lost."""
-        self._settled_since = self._ledger.now()
+        self._watched_since = self._ledger.now()
 
     @property
     def beat_seconds(self) -> float:
@@ -161,7 +161,7 @@ class Reconciler:
         self._suspected = {job: self._suspected.get(job, now) for job in queued - waiting}
         return Snapshot(
             now=now,
-            settled_since=self._settled_since,
+            watched_since=self._watched_since,
             open=rows,
             lease_ends=self._ledger.lease_ends(),
             suspected_since=dict(self._suspected),
@@ -178,7 +178,7 @@ class Reconciler:
         # an outage, ridden out by the client, looks like a long pause from here; a clock that is set makes every
         # lease look over at once, or none ever
         if clock - self._looked > self._lease_seconds / 2 or abs(step) > self._lease_seconds / 2:
-            self._settled_since = now
+            self._watched_since = now
 
     def _list(self, now: float) -> list[SandboxRow]:
         """What the provider says carries our tag; nothing when it does not answer, which proves nothing."""

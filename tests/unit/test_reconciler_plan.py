@@ -24,7 +24,7 @@ SANDBOX = Allocation(
     state=AllocationState.UNRESOLVED,
     intended_at=1.0,
 )
-CALM = Snapshot(now=NOW, settled_since=NOW - 1000, open=[], lease_ends={}, suspected_since={}, unsettled=[])
+CALM = Snapshot(now=NOW, watched_since=NOW - 1000, open=[], lease_ends={}, suspected_since={}, unsettled=[])
 
 
 def actions(view: Snapshot) -> list[Repair]:
@@ -51,7 +51,7 @@ def test_no_job_is_taken_for_lost_until_redis_has_been_up_for_one_lease_time(
     up_for: float, expected: list[Repair]
 ) -> None:
     """Whoever popped it before the outage may be about to take its lease."""
-    view = replace(CALM, open=[QUEUED], suspected_since={QUEUED.job_id: NOW - 60}, settled_since=NOW - up_for)
+    view = replace(CALM, open=[QUEUED], suspected_since={QUEUED.job_id: NOW - 60}, watched_since=NOW - up_for)
     assert actions(view) == expected
 
 
@@ -77,7 +77,7 @@ def test_a_running_row_is_finished_once_its_lease_has_run_out(
 
 @pytest.mark.parametrize(("up_for", "expected"), [(0.0, []), (11.9, []), (12.0, [Finish("e-running")])])
 def test_no_lease_is_judged_until_redis_has_been_up_for_one_lease_time(up_for: float, expected: list[Repair]) -> None:
-    assert actions(replace(CALM, open=[RUNNING], settled_since=NOW - up_for)) == expected
+    assert actions(replace(CALM, open=[RUNNING], watched_since=NOW - up_for)) == expected
 
 
 def test_a_queued_row_has_no_lease_to_lose() -> None:
@@ -85,7 +85,7 @@ def test_a_queued_row_has_no_lease_to_lose() -> None:
 
 
 def test_a_sandbox_of_an_ended_episode_is_settled_even_while_leases_are_not_judged() -> None:
-    assert actions(replace(CALM, unsettled=[SANDBOX], settled_since=NOW)) == [Settle(SANDBOX.allocation_id)]
+    assert actions(replace(CALM, unsettled=[SANDBOX], watched_since=NOW)) == [Settle(SANDBOX.allocation_id)]
 
 
 @pytest.mark.parametrize("state", [EpisodeState.QUEUED, EpisodeState.RUNNING])
@@ -112,7 +112,7 @@ def test_a_queued_row_of_a_lost_trainer_ends_once_heartbeats_can_be_trusted(
     row = replace(QUEUED, trainer_id="trainer-1")
     gone = frozenset({"trainer-1" if lost else "trainer-2"})
     expected: list[Repair] = [End("e-queued", Outcome.TRAINER_LOST)] if ended else []
-    assert actions(replace(CALM, open=[row], lost_trainers=gone, settled_since=NOW - up_for)) == expected
+    assert actions(replace(CALM, open=[row], lost_trainers=gone, watched_since=NOW - up_for)) == expected
 
 
 def test_a_row_that_runs_by_itself_loses_no_trainer() -> None:
@@ -126,7 +126,7 @@ def test_a_cancelled_queued_row_ends_and_a_running_one_is_left_to_its_slot() -> 
         open=[replace(QUEUED, cancelled=True), replace(RUNNING, cancelled=True)],
         lease_ends={"e-running": NOW + 5},
         suspected_since={QUEUED.job_id: 0.0},
-        settled_since=NOW,
+        watched_since=NOW,
     )
     assert actions(view) == [End("e-queued", Outcome.CANCELLED)]
 
