@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -39,6 +40,12 @@ class Lease:
     farm_tag: str
     cancelled: bool
     """Whether somebody has asked for its end already."""
+    asked: float
+    """This process's monotonic clock just before it was taken."""
+
+    def now(self) -> float:
+        """Redis's time by this process's clock, a round trip late at most: nothing that it has noted is later."""
+        return self.taken_at + time.monotonic() - self.asked
 
 
 @dataclass(frozen=True)
@@ -160,11 +167,13 @@ class Ledger:
         """Take a queued episode for this attempt; None when the row says that it is not ours to take."""
         keys = [Keys.episode(episode_id), Keys.LEASES, Keys.TOKEN, Keys.TAG]
         args: list[str | int | float] = [episode_id, job_id(episode_id, attempt), owner, _ms(lease_seconds), _new_tag()]
+        asked = time.monotonic()
         answer = self._scripts.run("take_lease", keys, args)
         if not answer[0]:
             return None
         token, queued, taken, tag, cancelled = answer
-        return Lease(episode_id, attempt, str(token), int(queued) / 1000, int(taken) / 1000, tag, bool(cancelled))
+        queued_at, taken_at = int(queued) / 1000, int(taken) / 1000
+        return Lease(episode_id, attempt, str(token), queued_at, taken_at, tag, bool(cancelled), asked)
 
     def renew(self, lease: Lease, *, lease_seconds: float) -> bool:
         """Prolong the lease; False when it is no longer ours."""

@@ -70,7 +70,6 @@ class Executor:
         self._lease = lease
         self._budgets = budgets
         self._parts = parts
-        self._began = time.monotonic()
         self._sizes: dict[str, int] = {}
         self._operations: list[Operation] = []
         self._policy: Owned | None = None
@@ -326,7 +325,7 @@ class Executor:
             worker_id=self._parts.worker_id,
             queued_at=self._lease.queued_at,
             started_at=self._lease.taken_at,
-            finished_at=self._lease.taken_at + time.monotonic() - self._began,
+            finished_at=self._lease.now(),
             phases={phase: round(seconds, 6) for phase, seconds in self.timeline.seconds.items()},
             sizes=self._sizes,
             operations=tuple(self._operations),

@@ -100,6 +100,14 @@ def test_the_reward_is_the_share_of_verify_commands_that_pass(url: str) -> None:
     assert end.observation.result["data"] == "Answer submitted: done\nVerification: 1/2 passed; reward=0.5"
 
 
+def test_verify_commands_find_the_directory_for_their_logs(url: str) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        client.reset(setup=["test -d /home/user/logs/verifier"], verify=["echo ok > /home/user/logs/verifier/out.txt"])
+        step(client, command="rm -r /home/user/logs")
+        end = step(client, final_answer="done")
+    assert end.reward == 1.0
+
+
 @pytest.mark.parametrize("forged", ["1.0", "nan", "inf", "1.5"])
 def test_a_reward_file_changes_nothing(url: str, forged: str) -> None:
     with MCPToolClient(base_url=url).sync() as client:

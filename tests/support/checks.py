@@ -81,7 +81,7 @@ class Checks:
         return settled
 
     def check_absent(self, episode_id: str, settled: SettledReceipt) -> None:
-        """Every sandbox ended by the provider's own log, each policy before any verifier began."""
+        """Every sandbox ended by the provider's own log, each policy before any verifier began, all before the score."""
         events = self.events(episode_id)
         ends = {row["sandbox_id"]: n for n, row in enumerate(events) if row["event"] != "created"}
         begins = {row["sandbox_id"]: n for n, row in enumerate(events) if row["event"] == "created"}
@@ -92,4 +92,7 @@ class Checks:
                 assert ends[policy] < begins[verifier], "the policy sandbox was there when the verifier was created"
         named = {row.sandbox_id for row in settled.allocations if row.sandbox_id is not None}
         assert named == begins.keys()
-        assert all(row.absent_at is not None for row in settled.allocations if row.sandbox_id is not None)
+        absent = [row.absent_at for row in settled.allocations if row.sandbox_id is not None]
+        assert all(at is not None for at in absent)
+        if settled.receipt.outcome.scored:
+            assert all(at <= settled.receipt.finished_at for at in absent if at is not None)

@@ -41,6 +41,9 @@ from workers.terminus.session import (
 from workers.terminus.teardown import TeardownFailures
 from workers.terminus.wire import to_wire
 
+_MAKE_LOGS = "mkdir -p /home/user/logs/verifier"
+"""As OpenEnv's own server does it: verify commands write their logs there. Nothing in it is read."""
+
 _COMMANDS_KEPT = 64
 """Commands that the state remembers; an endless session must not grow without bound."""
 
@@ -131,6 +134,8 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
 
     def _set_up(self, setup: list[str], verify: list[str]) -> Observation:
         self._verify = verify
+        if verify:
+            self._execute(_MAKE_LOGS)
         results = [self._shell(command) for command in setup]
         self._state.setup_results = results
         shown = [result.model_dump() for result in results]
@@ -218,6 +223,7 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         self._state.submitted_answer = answer
         if not self._verify:
             return f"Answer submitted: {answer}"
+        self._execute(_MAKE_LOGS)
         passed = [self._execute(command).exit_code == 0 for command in self._verify]
         self._state.verify_results = [ShellResult(command="", success=success) for success in passed]
         reward = sum(passed) / len(passed)

@@ -45,7 +45,8 @@ class SessionDefaults:
 
     template: str = "base"
     lifetime_seconds: int = 600
-    allow_internet_access: bool = False
+    allow_internet_access: bool = True
+    """As the farm's tasks and OpenEnv's own server have it: setup commands install things."""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
