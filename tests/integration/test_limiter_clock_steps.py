@@ -102,13 +102,13 @@ def test_a_batch_that_died_before_a_step_keeps_its_turn_for_two_seconds(redis: R
     for name in ("e-holder", "e-waits"):
         run_episode(redis, name)
     assert farm.limiter.ask("e-holder", reservation_id=None) is PermitAnswer.GRANTED
-    for ask in (
-        lambda: farm.limiter.ask("e-waits", reservation_id=None) is PermitAnswer.STEP_BACK,
-        lambda: not farm.limiter.reserve("r-other", 1, life_seconds=10),
-    ):
+    for batch in (False, True):
         assert not farm.limiter.reserve("r-dead", 2, life_seconds=10, asks_again=True)
         age_by_step(redis, Keys.RESERVING)
-        assert ask()
+        if batch:
+            assert not farm.limiter.reserve("r-other", 1, life_seconds=10)
+        else:
+            assert farm.limiter.ask("e-waits", reservation_id=None) is PermitAnswer.STEP_BACK
         assert 0 < redis.pttl(Keys.RESERVING) <= 2000
 
 
@@ -127,8 +127,8 @@ def test_a_lowered_concurrency_limit_is_tried_again_as_ever(redis: Redis) -> Non
     *_, refused = farm.let_through(4)
     farm.refuse_concurrency(refused)
     farm.pass_seconds(-3600)
-    began = farm.now
-    while farm.ask(refused).state == "wait":
+    began, waiting = farm.now, farm.new()
+    while farm.ask(waiting).state == "wait":
         farm.pass_seconds(1)
         assert farm.now - began < 10_000
 
@@ -158,13 +158,8 @@ def test_how_many_ran_before_a_step_is_forgotten_as_ever(redis: Redis) -> None:
 def test_who_waits_for_money_since_before_a_step_waits_no_longer_than_its_patience(redis: Redis) -> None:
     farm = Clocked(redis)
     run_episode(redis, "e-poor")
-    money: dict[str | bytes, str | int] = {
-        "run": "run-1",
-        "template": "base",
-        "policy_seconds": 60,
-        "verifier_seconds": 60,
-    }
-    redis.hset(Keys.episode("e-poor"), mapping=money)
+    for name, value in (("run", "run-1"), ("template", "base"), ("policy_seconds", "60"), ("verifier_seconds", "60")):
+        redis.hset(Keys.episode("e-poor"), name, value)
     redis.hset(Keys.BUDGET, mapping={"limit": 10**13, "reserved": 10**13})
 
     def ask() -> PermitAnswer:

@@ -20,7 +20,7 @@ def age_by_step(redis: Redis, key: str, seconds: float = 3600) -> None:
     Its end, the scores of a sorted set, a hash's fields named `..._at`.
     """
     ms = round(seconds * 1000)
-    if (left := cast(int, redis.pttl(key))) > 0:
+    if (left := redis.pttl(key)) > 0:
         redis.pexpire(key, left + ms)
     match redis.type(key):
         case "zset":
