@@ -3,8 +3,8 @@
 What always holds: a lost episode is seized under a new token before anything of it is touched, so its old owner is
 refused from then on; the provider's list is read before the ledger, and unsettled sandboxes before open episodes, so
 what is born during a look is neither an orphan nor left behind; what could not be settled stays listed by id until it
-is. Looking changes nothing. What this process measures itself runs on its own clock, which nobody sets; what Redis's
-clock measured before it stepped back begins anew.
+is. Looking plans, it changes no row. What this process measures itself runs on its own clock, which nobody sets; what
+Redis's clock measured before it stepped back begins anew.
 """
 
 from __future__ import annotations
