@@ -33,7 +33,6 @@ local CREATING, RUNNING = 1, 2   -- what the score of a place says; 0: none of i
 local LONGEST_PAUSE_MS = 600000  -- what is believed of a Retry-After, and of a pause noted before the clock stepped back
 local HOLD_MS = 5000         -- a longer pause is waited for in line for a permit, where no deadline runs
 local CLASS = 1e12           -- places in line: class * CLASS + arrival
-
 local TURN_MS = 2000         -- so long a batch that waits for its places keeps its turn without asking
 local HAPPENED = {'cooldown_at', 'effective_at', 'freed_at', 'held_at', 'lagged_at', 'refused_at', 'granted_at',
                   'granted_since'}
