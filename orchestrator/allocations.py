@@ -8,7 +8,7 @@ at, whoever settles it: money was reserved at those, and a hard cap holds only w
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -51,11 +51,13 @@ class Sized(NamedTuple):
 
 
 class Allocations:
-    """Reads and writes allocation rows."""
+    """Reads and writes allocation rows. A simulation gives it a clock, in ms."""
 
-    def __init__(self, redis: Redis, *, rates: Rates, retention_seconds: int) -> None:
+    def __init__(
+        self, redis: Redis, *, rates: Rates, retention_seconds: int, clock_ms: Callable[[], int] | None = None
+    ) -> None:
         self._redis = redis
-        self._scripts = Scripts(redis)
+        self._scripts = Scripts(redis, clock_ms=clock_ms)
         self.rates = rates
         self._retention = retention_seconds
 
@@ -126,6 +128,10 @@ class Allocations:
             of = Size(row.vcpus, row.memory_mb)
         priced = Rates.of_picousd(*rates) if rates else self.rates
         return cost_picousd(running_ms, vcpus=of.vcpus, memory_mb=of.memory_mb, rates=priced)
+
+    def put_back(self, row: Allocation) -> None:
+        """Put its times that lie ahead of Redis's clock back: they were noted before that stepped back."""
+        self._scripts.run("put_back_allocation", [Keys.allocation(row.allocation_id)], [])
 
     def get(self, allocation_id: str) -> Allocation | None:
         """One allocation as it stands."""

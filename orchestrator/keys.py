@@ -1,6 +1,7 @@
 """The data dictionary: every Redis key of the farm, spelled here and nowhere else.
 
-One database per farm, single node (scripts build wake and allocation keys from a prefix). Times are Redis's, in milliseconds.
+One database per farm, single node (scripts build wake and allocation keys from a prefix). Times are Redis's, in milliseconds
+(when its clock steps back: scripts/_clock.lua).
 
 | key                       | type   | holds                                            | written by        | life |
 |---------------------------|--------|--------------------------------------------------|-------------------|------|
@@ -27,12 +28,12 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:creators:due         | zset   | the same -> when it asks again                   | limiter           | empties itself, with farm:creators |
 | farm:creation:<c>         | string | leave for one creation: granted at, or "refused" | limiter           | 2 min |
 | farm:wake:<waiter>        | list   | wakes one waiter: an episode, or a creation (c-...) | whoever lets the next one on | 60 s |
-| farm:reservations         | hash   | reservation -> "remaining:expires at:total"            | limiter           | fields pruned when expired |
+| farm:reservations         | hash   | reservation -> "remaining:expires at:total:life ms"    | limiter           | fields pruned when expired |
 | farm:reserving            | string | the reservation whose turn it is to get places   | limiter           | 2 s, renewed by asking |
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
 | farm:worker:<w>           | hash   | a worker's host, pid, slots, state               | supervisor        | 3 lease times |
-| farm:trainer:<t>          | string | a trainer's heartbeat                            | pool              | trainer_lost_seconds |
-| farm:driver:<run>         | string | the trainer that alone drives a run              | pool              | trainer_lost_seconds, renewed |
+| farm:trainer:<t>          | string | a trainer's heartbeat: its life in ms             | pool              | trainer_lost_seconds |
+| farm:driver:<run>         | string | "trainer life-in-ms": who alone drives a run     | pool              | trainer_lost_seconds, renewed |
 | farm:mailbox:<e>:actions  | hash   | number -> action                                 | pool              | deadline + 1 h past the last write |
 | farm:mailbox:<e>:taken    | hash   | number -> who took it (a nonce)                  | slot              | same |
 | farm:mailbox:<e>:results  | hash   | number -> result                                 | slot              | same |
@@ -41,12 +42,13 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention |
 | farm:unresolved           | hash   | kind:id -> what reconcilers could not do, and why | reconciler       | empties itself |
 | farm:reconciled           | string | when a whole round ended last, ms of Redis       | reconciler        | 7 days |
-| farm:reconciler           | string | the leader's name                                | reconciler        | 10 s, renewed |
+| farm:reconciler           | string | "name life-in-ms" of the leader                  | reconciler        | 10 s, renewed |
 
 Fields of an episode's row: state, spec, job, attempt, run, group, trainer, queue, template, queued_at; once it is leased
-token, owner, started_at; allocations (ids), unsettled (how many); cancel (its end was asked for), lost_jobs (how often its
-job vanished), cost_picousd and cost_counted (its settled sandboxes, scripts/_costs.lua); policy_seconds, verifier_seconds,
-reserved_policy, reserved_verifier, size, rates, unfunded_at (its money, scripts/_money.lua); in the end outcome, finished_at.
+token, owner, started_at, lease_ms; allocations (ids), unsettled (how many); cancel (its end was asked for), lost_jobs (how
+often its job vanished), cost_picousd and cost_counted (its settled sandboxes, scripts/_costs.lua); policy_seconds,
+verifier_seconds, reserved_policy, reserved_verifier, size, rates, unfunded_at (its money, scripts/_money.lua); in the end
+outcome, finished_at.
 
 RQ's own keys start with `rq:`.
 """

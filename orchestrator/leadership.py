@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import cast
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -56,4 +55,4 @@ class Leadership:
 
 def leader(redis: Redis) -> str | None:
     """Who leads, or None when nobody does."""
-    return cast("str | None", redis.get(Keys.RECONCILER))
+    return Scripts(redis).run("read_hold", [Keys.RECONCILER], [])[0] or None

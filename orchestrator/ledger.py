@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -122,16 +122,22 @@ class Progress:
 class Ledger:
     """Reads and writes rows, leases and receipts; `allocations` is its part about sandboxes.
 
-    `queue` names where the jobs of the episodes go that are opened here.
+    `queue` names where the jobs of the episodes go that are opened here. A simulation gives it a clock, in ms.
     """
 
     def __init__(
-        self, redis: Redis, allocations: Allocations, *, retention_seconds: int, queue: str = DEFAULT_QUEUE
+        self,
+        redis: Redis,
+        allocations: Allocations,
+        *,
+        retention_seconds: int,
+        queue: str = DEFAULT_QUEUE,
+        clock_ms: Callable[[], int] | None = None,
     ) -> None:
         self.allocations = allocations
         self.unresolved = Unresolved(redis)
         self._redis = redis
-        self._scripts = Scripts(redis)
+        self._scripts = Scripts(redis, clock_ms=clock_ms)
         self._retention = retention_seconds
         self._queue = queue
 
@@ -185,6 +191,13 @@ class Ledger:
         keys = [Keys.episode(episode_id), Keys.LEASES, Keys.TOKEN]
         token = self._scripts.run("seize_lease", keys, [episode_id, owner, _ms(lease_seconds)])
         return str(token) if token else None
+
+    def shorten_leases(self, *, lease_seconds: float) -> int:
+        """Let no lease last longer than it was given for: of those of before a step back of the clock; how many.
+
+        `lease_seconds` is for rows that do not say.
+        """
+        return int(self._scripts.run("shorten_leases", [Keys.LEASES], [Keys.episode(""), _ms(lease_seconds)]))
 
     def defer(self, lease: Lease) -> bool:
         """Give an episode back to the queue under its next attempt; False when it is not ours to give."""

@@ -68,8 +68,8 @@ class Snapshot:
     """Since when Redis has been up and looked at; leases that ran out while it was away are given one lease time."""
     open: Iterable[OpenEpisode]
     lease_ends: Mapping[str, float]
-    suspected_since: Mapping[str, float]
-    """Job id of a queued row -> since when it is neither waiting nor known to have been taken."""
+    suspected_seconds: Mapping[str, float]
+    """Job id of a queued row -> for how long it has been neither waiting nor known to have been taken."""
     unsettled: Sequence[Allocation]
     """Read before `open`, so that an episode of these that is not open has ended."""
     lost_trainers: frozenset[str] = frozenset()
@@ -106,7 +106,7 @@ def _about(row: OpenEpisode, view: Snapshot, *, trusted: bool) -> Repair | None:
     if trusted and row.trainer_id and row.trainer_id in view.lost_trainers:
         return End(row.episode_id, Outcome.TRAINER_LOST)
     # a slot that popped the job just before an outage of Redis takes its lease when that is over
-    suspected = view.now - view.suspected_since.get(row.job_id, view.now) >= SUSPECT_SECONDS
+    suspected = view.suspected_seconds.get(row.job_id, 0.0) >= SUSPECT_SECONDS
     return Enqueue(row.episode_id) if trusted and suspected else None
 
 

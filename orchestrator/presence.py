@@ -1,4 +1,7 @@
-"""Who is alive: slots and workers by their supervisor's heartbeat, trainers by their own. All of it expires."""
+"""Who is alive: slots and workers by their supervisor's heartbeat, trainers by their own. All of it expires.
+
+What always holds: who has died is forgotten within its time, also when Redis's clock steps back meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ class Presence:
         self._redis = redis
         self._scripts = Scripts(redis)
         self._slot_ms = int(slot_seconds * 1000)
+        self._worker_ms = 3 * self._slot_ms
         self._trainer_ms = int(trainer_seconds * 1000)
 
     def beat_worker(self, row: WorkerRow, live_slots: list[str]) -> None:
@@ -52,7 +56,7 @@ class Presence:
         key = Keys.worker(row.worker_id)
         pipeline = self._redis.pipeline()
         pipeline.hset(key, mapping={name: str(value) for name, value in asdict(row).items()})
-        pipeline.pexpire(key, 3 * self._slot_ms)
+        pipeline.pexpire(key, self._worker_ms)
         pipeline.execute()
 
     def remove_worker(self, worker_id: str, slots: list[str]) -> None:
@@ -60,6 +64,10 @@ class Presence:
         self._redis.delete(Keys.worker(worker_id))
         if slots:
             self._redis.zrem(Keys.SLOTS, *slots)
+
+    def drop_dead_slots(self) -> int:
+        """Forget the slots that have not said lately that they are alive; how many there were."""
+        return int(self._scripts.run("drop_slots", [Keys.SLOTS], [self._slot_ms]))
 
     def workers(self) -> list[WorkerRow]:
         """Every worker that is alive."""
@@ -73,7 +81,12 @@ class Presence:
         pipeline = self._redis.pipeline(transaction=False)
         for key in keys:
             pipeline.hgetall(key)
-        found = cast("list[dict[str, str]]", pipeline.execute() if keys else [])
+            pipeline.pttl(key)
+        answers = pipeline.execute() if keys else []
+        found = cast("list[dict[str, str]]", answers[::2])
+        for key, left in zip(keys, answers[1::2], strict=True):
+            if left > self._worker_ms:  # its last beat was before the clock stepped back (scripts/_clock.lua)
+                self._redis.pexpire(key, self._worker_ms)
         rows = [WorkerRow(**{**raw, "pid": int(raw["pid"]), "slots": int(raw["slots"])}) for raw in found if raw]  # type: ignore[arg-type]
         return sorted(rows, key=lambda row: row.worker_id)
 
@@ -88,7 +101,7 @@ class Presence:
 
     def beat_trainer(self, trainer_id: str) -> None:
         """Say that this trainer process is alive."""
-        self._redis.set(Keys.trainer(trainer_id), "alive", px=self._trainer_ms)
+        self._redis.set(Keys.trainer(trainer_id), self._trainer_ms, px=self._trainer_ms)
 
     def claim_run(self, run_id: str, trainer_id: str) -> bool:
         """Whether the trainer alone drives the run from now on, for trainer_lost_seconds unless it claims it again."""
@@ -96,8 +109,7 @@ class Presence:
 
     def claim_left_seconds(self, run_id: str) -> float:
         """How long the last claim of the run still counts; each renewal makes it longer, 0 says that there is none."""
-        left: int = self._redis.pttl(Keys.driver(run_id))
-        return max(0, left) / 1000
+        return int(self._scripts.run("read_hold", [Keys.driver(run_id)], [])[1]) / 1000
 
     def release_run(self, run_id: str, trainer_id: str) -> None:
         """Give the trainer's claim up; changes nothing when it has none."""
@@ -105,12 +117,10 @@ class Presence:
 
     def trainer_alive(self, trainer_id: str) -> bool:
         """Whether the trainer has said so within trainer_lost_seconds."""
-        return bool(self._redis.exists(Keys.trainer(trainer_id)))
+        return trainer_id not in self.lost_trainers([trainer_id])
 
     def lost_trainers(self, trainers: Iterable[str]) -> frozenset[str]:
         """Those of these trainers that have sent no heartbeat for trainer_lost_seconds."""
         names = sorted(trainers)
-        pipeline = self._redis.pipeline(transaction=False)
-        for trainer in names:
-            pipeline.exists(Keys.trainer(trainer))
-        return frozenset(name for name, alive in zip(names, pipeline.execute(), strict=True) if not alive)
+        answers = self._scripts.run("read_heartbeats", [Keys.trainer(name) for name in names], []) if names else []
+        return frozenset(name for name, alive in zip(names, answers, strict=True) if not alive)

@@ -3,7 +3,8 @@
 What always holds: a lost episode is seized under a new token before anything of it is touched, so its old owner is
 refused from then on; the provider's list is read before the ledger, and unsettled sandboxes before open episodes, so
 what is born during a look is neither an orphan nor left behind; what could not be settled stays listed by id until it
-is. Looking changes nothing.
+is. Looking plans, it changes no row. What this process measures itself runs on its own clock, which nobody sets; what
+Redis's clock measured before it stepped back begins anew.
 """
 
 from __future__ import annotations
@@ -122,17 +123,17 @@ class Reconciler:
     def look(self, *, sweep: bool = False) -> Snapshot:
         """Read the rows that a plan is made of; the provider's list when a sweep for orphans is due, or at once."""
         now = self._ledger.now()
-        due = sweep or now - self._swept >= self._sweep_seconds
+        due = sweep or self._clock() - self._swept >= self._sweep_seconds
         self._note_pause(now)  # before the list: the provider's slowness is no outage of Redis
-        sandboxes = self._list(now) if due else []
+        sandboxes = self._list() if due else []
         self._looked = self._clock()
         return self._look(sandboxes=sandboxes, now=now)
 
     def run_once(self, *, leading: Callable[[], bool] = lambda: True) -> Report:
         """Look, plan, apply; stops early when `leading`, asked before each action, says that another leads."""
         report = Report()
-        actions = plan(self.look(), lease_seconds=self._lease_seconds)
-        for action in actions:
+        view = self.look()
+        for action in plan(view, lease_seconds=self._lease_seconds):
             if not leading():
                 return report
             try:
@@ -142,7 +143,7 @@ class Reconciler:
             self._looked = self._clock()
         if not leading():
             return report
-        self._limiter.drop_dead_creators()
+        self._begin_anew(view)
         if self._list_failure is not None:
             report.failures[Kind.PROVIDER, "list"] = self._list_failure
         self._ledger.unresolved.replace(report.failures, now=self._ledger.now())
@@ -158,13 +159,14 @@ class Reconciler:
         queues = {row.queue for row in rows}
         waiting = {job for name in queues for job in self._queue.named(name).waiting()}
         queued = {row.job_id for row in rows if row.state is EpisodeState.QUEUED}
-        self._suspected = {job: self._suspected.get(job, now) for job in queued - waiting}
+        clock = self._clock()
+        self._suspected = {job: self._suspected.get(job, clock) for job in queued - waiting}
         return Snapshot(
             now=now,
             watched_since=self._watched_since,
             open=rows,
             lease_ends=self._ledger.lease_ends(),
-            suspected_since=dict(self._suspected),
+            suspected_seconds={job: clock - since for job, since in self._suspected.items()},
             unsettled=unsettled,
             lost_trainers=self._presence.lost_trainers({row.trainer_id for row in rows if row.trainer_id}),
             farm_tag=self._ledger.known_farm_tag(),
@@ -180,10 +182,19 @@ class Reconciler:
         if clock - self._looked > self._lease_seconds / 2 or abs(step) > self._lease_seconds / 2:
             self._watched_since = now
 
-    def _list(self, now: float) -> list[SandboxRow]:
+    def _begin_anew(self, view: Snapshot) -> None:
+        """The dead have no more than their time left, whatever Redis's clock did meanwhile."""
+        self._limiter.drop_dead_creators()
+        self._presence.drop_dead_slots()
+        self._ledger.shorten_leases(lease_seconds=self._lease_seconds)
+        for row in view.unsettled:
+            if max(row.intended_at, row.created_at or 0, row.unknown_at or 0, row.unresolved_at or 0) > view.now:
+                self._ledger.allocations.put_back(row)
+
+    def _list(self) -> list[SandboxRow]:
         """What the provider says carries our tag; nothing when it does not answer, which proves nothing."""
         tag = self._ledger.known_farm_tag()
-        self._swept = now
+        self._swept = self._clock()
         try:
             rows = self._provider.list({"farm": tag}) if tag is not None else []
         except ProviderError as error:

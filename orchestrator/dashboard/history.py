@@ -60,6 +60,8 @@ class History:
 
     def look(self, now: float) -> None:
         """Take in what was written since the last look; `now` is Redis's time in unix seconds. Raises RedisError."""
+        if self._looked_at is not None and self._looked_at > now:
+            self._looked_at = None  # the clock stepped back: what was written since is older than the last look
         since = None if self._looked_at is None else self._looked_at - _OVERLAP_SECONDS
         found = [ended_of(settled) for settled in self._receipts.select(ReceiptFilter(since=since), limit=RING)]
         self._looked_at = now

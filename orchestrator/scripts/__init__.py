@@ -1,8 +1,9 @@
 """The atomic operations: one .lua file each, named by its verb, its header saying KEYS, ARGV and what it returns.
 
 A file whose name begins with an underscore is no operation: a script whose header says `Needs: <name>` is sent with
-`_<name>.lua` before it, and before that `now_ms`, the one place where such a script asks for the time. It is Redis's;
-a simulation gives a clock of its own instead, so that the very same scripts can be run through hours in seconds.
+`_<name>.lua` (and what that needs itself) before it, and before all that `now_ms`, the one place where such a script
+asks for the time. It is Redis's; a simulation gives a clock of its own instead, so that the very same scripts can be
+run through hours in seconds.
 """
 
 from __future__ import annotations
@@ -78,11 +79,19 @@ def preload() -> None:
 @cache
 def _source(name: str, *, given_time: bool) -> tuple[str, str, bool]:
     """What is sent, its hash, and whether it asks `now_ms` for the time."""
+    *parts, text = _with_needed(name).values()
+    if parts:
+        text = "".join((_GIVEN_TIME if given_time else _REDIS_TIME, *parts, text))
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), bool(parts)
+
+
+def _with_needed(name: str) -> dict[str, str]:
+    """A script's text after those of all that it needs, by name; each once, what it needs itself before it."""
     text = _read(name)
-    needed = re.findall(r"\bNeeds: (\w+)", "".join(re.findall(r"^--.*$", text, re.MULTILINE)))
-    if needed:
-        text = "".join((_GIVEN_TIME if given_time else _REDIS_TIME, *(_read(f"_{part}") for part in needed), text))
-    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), bool(needed)
+    found: dict[str, str] = {}
+    for part in re.findall(r"(?<!\")\bNeeds: (\w+)", "".join(re.findall(r"^--.*$", text, re.MULTILINE))):
+        found |= {needed: body for needed, body in _with_needed(f"_{part}").items() if needed not in found}
+    return {**found, name: text}
 
 
 def _read(name: str) -> str:

@@ -1,5 +1,6 @@
 -- What the limiter's scripts share: the limits in force, and who is woken. A script whose header says "Needs: limits"
 -- is sent with this before it. `now_ms` stands before both (scripts/__init__.py): Redis's time.
+-- Needs: clock.
 --
 -- farm:limits, fields (times in ms):
 --   concurrency, rate        what was set while the farm runs; absent: each process's own settings
@@ -32,10 +33,26 @@ local CREATING, RUNNING = 1, 2   -- what the score of a place says; 0: none of i
 local LONGEST_PAUSE_MS = 600000  -- what is believed of a Retry-After, and of a pause noted before the clock stepped back
 local HOLD_MS = 5000         -- a longer pause is waited for in line for a permit, where no deadline runs
 local CLASS = 1e12           -- places in line: class * CLASS + arrival
+local TURN_MS = 2000         -- so long a batch that waits for its places keeps its turn without asking
+local HAPPENED = {'cooldown_at', 'effective_at', 'freed_at', 'held_at', 'lagged_at', 'refused_at', 'granted_at',
+                  'granted_since'}
 
+-- farm:limits as it stands; after a step back of the clock what has happened is put back, what was to come is over.
 local function read_hash(key)
   local raw, row = redis.call('HGETALL', key), {}
   for i = 1, #raw, 2 do row[raw[i]] = raw[i + 1] end
+  local now = now_ms()
+  local paused = tonumber(row.cooldown_at or '0') > now
+  if put_back(key, row, HAPPENED, now) then
+    for _, name in ipairs(paused and {'cooldown_at', 'cooldown_until', 'next_creation'} or {'next_creation'}) do
+      row[name] = nil
+      redis.call('HDEL', key, name)
+    end
+    if tonumber(row.eased_at or '0') > now then
+      row.eased_at = now
+      redis.call('HSET', key, 'eased_at', now)
+    end
+  end
   return row
 end
 
@@ -50,25 +67,36 @@ local function wake_first(line, prefix)
   if first then push_wake(prefix .. first) end
 end
 
--- What is reserved at `now`: {left, total} by reservation, and how much that is. A row is "left:ends at ms:total"; rows
--- that are over are dropped.
+local function write_reservation(key, name, row)
+  redis.call('HSET', key, name, string.format('%d:%s:%d:%s', row.left, row.ends, row.total, row.life))
+end
+
+-- What is reserved at `now`: {left, total} by reservation, and how much that is. A row is "left:ends at ms:total:life ms";
+-- rows that are over are dropped.
 local function read_reservations(key, now)
   local rows, reserved = {}, 0
   local raw = redis.call('HGETALL', key)
   for i = 1, #raw, 2 do
-    local left, ends, total = string.match(raw[i + 1], '^(%d+):(%d+):(%d+)$')
+    local left, ends, total, life = string.match(raw[i + 1], '^(%d+):(%d+):(%d+):?(%d*)$')
     if tonumber(ends) <= now or tonumber(left) == 0 then
       redis.call('HDEL', key, raw[i])
     else
-      rows[raw[i]] = {left = tonumber(left), ends = ends, total = tonumber(total)}
-      reserved = reserved + tonumber(left)
+      local row = {left = tonumber(left), ends = ends, total = tonumber(total), life = life}
+      if life ~= '' and tonumber(ends) > now + life then
+        row.ends = string.format('%.0f', now + life)
+        write_reservation(key, raw[i], row)
+      end
+      rows[raw[i]] = row
+      reserved = reserved + row.left
     end
   end
   return rows, reserved
 end
 
-local function write_reservation(key, name, row)
-  redis.call('HSET', key, name, string.format('%d:%s:%d', row.left, row.ends, row.total))
+-- The reservation whose turn it is to get places, or false.
+local function read_turn(key)
+  pull_back_key(key, TURN_MS)
+  return redis.call('GET', key)
 end
 
 -- Creations a second at `now`, 0 for no limit. After a refusal: half the refused rate, back to just under it within
@@ -91,7 +119,6 @@ end
 
 -- Until when a rate 429 lets nobody create.
 local function paused_until(limits, now)
-  if tonumber(limits.cooldown_at or '0') > now then return 0 end  -- the clock stepped back since
   return math.min(tonumber(limits.cooldown_until or '0'), now + LONGEST_PAUSE_MS)
 end
 
@@ -138,13 +165,13 @@ local function note_sandbox(places, episode, limits_key, runs, now)
   redis.call('ZADD', places, 'XX', runs and RUNNING or 0, episode)
   if not runs then return end
   local running = redis.call('ZCOUNT', places, RUNNING, RUNNING)
-  local row = redis.call('HMGET', limits_key, 'held', 'held_at', 'effective', 'effective_at', 'ran', 'freed_at')
-  if running >= tonumber(row[1] or '0') or now - tonumber(row[2]) > HELD_MS then
+  local limits = read_hash(limits_key)
+  if running >= tonumber(limits.held or '0') or now - tonumber(limits.held_at) > HELD_MS then
     redis.call('HSET', limits_key, 'held', running, 'held_at', now)
   end
-  if row[3] and running > tonumber(row[5] or running) then
+  if limits.effective and running > tonumber(limits.ran or running) then
     redis.call('HDEL', limits_key, 'ran')
-    if tonumber(row[6] or '0') < tonumber(row[4]) then
+    if tonumber(limits.freed_at or '0') < tonumber(limits.effective_at) then
       redis.call('HDEL', limits_key, 'effective')
       redis.call('HSET', limits_key, 'effective_at', now, 'probed', '1')
     end
@@ -152,12 +179,9 @@ local function note_sandbox(places, episode, limits_key, runs, now)
 end
 
 -- Take those out of the line of creators, but for `mine`, whose time to ask again is long past: their process is gone.
--- A time that its owner cannot have written yet is of before the clock stepped back: it begins anew.
 local function drop_dead(line, due, now, mine)
   local dropped = 0
-  for _, early in ipairs(redis.call('ZRANGEBYSCORE', due, string.format('(%.0f', now + PATIENCE_MS), '+inf')) do
-    redis.call('ZADD', due, now, early)
-  end
+  pull_back(due, now + PATIENCE_MS, now)
   for _, dead in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', '(' .. string.format('%.0f', now - PATIENCE_MS))) do
     if dead ~= mine then
       redis.call('ZREM', line, dead)
@@ -176,9 +200,8 @@ end
 
 -- Somebody has left the line, or a place: wake whoever is first now, unless a pause or the rate holds it up anyway.
 local function wake_next_creator(limits_key, line, due, prefix)
-  local times = redis.call('HMGET', limits_key, 'next_creation', 'cooldown_until', 'cooldown_at')
-  local paused = paused_until({cooldown_until = times[2], cooldown_at = times[3]}, now_ms())
-  wake_creator(line, due, prefix, math.max(tonumber(times[1] or '0'), paused))
+  local limits = read_hash(limits_key)
+  wake_creator(line, due, prefix, math.max(tonumber(limits.next_creation or '0'), paused_until(limits, now_ms())))
 end
 
 -- Free an episode's permit and its place at the provider; wake those whom that lets on. Returns how much was freed.

@@ -38,8 +38,12 @@ if episode[4] then
   if short == 2 then return code end
   if short == 1 then
     if ARGV[2] ~= '' then return code end  -- its batch is live at once or not at all: none of it gives money back
-    if not episode[6] then redis.call('HSET', KEYS[8], 'unfunded_at', now) end
-    return now - (episode[6] or now) > tonumber(ARGV[10]) and code or 2
+    local since = tonumber(episode[6] or '0')
+    if since == 0 or since > now then  -- for the first time, or the clock stepped back since
+      since = now
+      redis.call('HSET', KEYS[8], 'unfunded_at', now)
+    end
+    return now - since > tonumber(ARGV[10]) and code or 2
   end
   if episode[6] then redis.call('HDEL', KEYS[8], 'unfunded_at') end
 end
@@ -81,7 +85,7 @@ if mine then
     write_reservation(KEYS[5], ARGV[2], mine)
     return grant()
   end
-elseif redis.call('EXISTS', KEYS[9]) == 1 then
+elseif read_turn(KEYS[9]) then
   return 2  -- a batch waits for places of its own: whoever takes them one by one would keep it waiting for ever
 elseif reserved > 0 then
   -- an episode without reservation must not sit in a slot that a reserved batch needs
@@ -91,9 +95,7 @@ end
 local others = mine and 0 or reserved
 if not queue and free - others > 0 then return grant() end
 queue = true
-for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], string.format('(%.0f', now), '+inf')) do
-  redis.call('ZADD', KEYS[3], now, waiter)  -- noted before the clock stepped back
-end
+pull_back(KEYS[3], now, now)
 for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - ARGV[4])) do
   redis.call('ZREM', KEYS[2], waiter)
   redis.call('ZREM', KEYS[3], waiter)

@@ -46,7 +46,6 @@ if ARGV[1] == 'concurrency' and not seems_rate() then
 end
 
 local refused_at = tonumber(limits.refused_at or '0')
-if refused_at > now then refused_at = 0 end  -- the clock stepped back since
 local fresh = leave and tonumber(leave) > refused_at
 local streak = 0
 local pause = tonumber(ARGV[2])

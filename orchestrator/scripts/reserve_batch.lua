@@ -13,7 +13,7 @@ local limits = read_hash(KEYS[2])
 local limit, configured = allowed_concurrency(limits, ARGV[1])
 local held = redis.call('ZCARD', KEYS[1])
 local wanted = tonumber(ARGV[3])
-local turn = redis.call('GET', KEYS[5])
+local turn = read_turn(KEYS[5])
 local ours = not turn or turn == ARGV[2]
 local needed = held + reserved + wanted
 if ours and limit < needed and needed <= math.min(slots, configured) then
@@ -23,9 +23,9 @@ end
 local fits = ours and math.min(slots, limit) >= needed
 if fits then
   local ends = string.format('%.0f', now + ARGV[4])
-  write_reservation(KEYS[3], ARGV[2], {left = wanted, ends = ends, total = wanted})
+  write_reservation(KEYS[3], ARGV[2], {left = wanted, ends = ends, total = wanted, life = ARGV[4]})
   if turn then redis.call('DEL', KEYS[5]) end
 elseif ours and ARGV[5] == '1' and math.min(slots, configured) >= wanted then
-  redis.call('SET', KEYS[5], ARGV[2], 'PX', 2000)
+  redis.call('SET', KEYS[5], ARGV[2], 'PX', TURN_MS)
 end
 return {fits and 1 or 0, slots, configured, held, reserved}

@@ -1,5 +1,5 @@
 -- The reconciler takes a running episode whose lease has run out; the old token can write nothing from here on.
--- Needs: token.
+-- Needs: token. Needs: leases.
 -- KEYS: 1 episode row, 2 leases, 3 token counter
 -- ARGV: 1 episode id, 2 owner, 3 lease ms
 -- Returns: token (the same when this owner asks again), or 0 when it is not running or another's lease still holds
@@ -12,5 +12,5 @@ if ends and tonumber(ends) > now then
 end
 local token = next_token(KEYS[3])
 redis.call('HSET', KEYS[1], 'token', token, 'owner', ARGV[2])
-redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[1])
+give_lease(KEYS[2], KEYS[1], ARGV[1], ARGV[3], now)
 return token

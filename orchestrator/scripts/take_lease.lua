@@ -1,5 +1,5 @@
 -- A slot takes a queued episode, if this job is still the one that its row names.
--- Needs: token.
+-- Needs: token. Needs: leases.
 -- KEYS: 1 episode row, 2 leases, 3 token counter, 4 farm tag
 -- ARGV: 1 episode id, 2 job id, 3 owner (unique to this run of this job: asking again returns the same lease), 4 lease ms,
 --       5 the farm's tag if it has none yet
@@ -18,5 +18,5 @@ if state ~= 'queued' or redis.call('HGET', KEYS[1], 'job') ~= ARGV[2] then retur
 local now = now_ms()
 local token = next_token(KEYS[3])
 redis.call('HSET', KEYS[1], 'state', 'running', 'token', token, 'owner', ARGV[3], 'started_at', now)
-redis.call('ZADD', KEYS[2], now + ARGV[4], ARGV[1])
+give_lease(KEYS[2], KEYS[1], ARGV[1], ARGV[4], now)
 return lease(token, now)

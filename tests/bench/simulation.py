@@ -22,6 +22,7 @@ from pathlib import Path
 
 from redis import Redis
 
+from orchestrator.allocations import Allocations
 from orchestrator.connection import BLOCK_SECONDS
 from orchestrator.creations import Creation
 from orchestrator.errors import ConcurrencyLimited, RateLimited
@@ -183,12 +184,16 @@ def simulate(
         with farm_of(farm_settings(url, concurrency_limit=concurrency, creation_rate=rate)) as farm:
             world = World(farm.redis, Provider(rate=5, burst=5, cap=cap), concurrency, rate, random.Random(7))
             epoch = int(farm.ledger.now() * 1000)
-            limiter = Limiter(
-                farm.redis,
-                concurrency_limit=concurrency,
-                creation_rate=rate,
-                clock_ms=lambda: epoch + int(world.now * 1000),
+
+            def clock_ms() -> int:
+                return epoch + int(world.now * 1000)
+
+            life = farm.settings.receipt_retention_seconds
+            allocations = Allocations(
+                farm.redis, rates=farm.settings.rates(), retention_seconds=life, clock_ms=clock_ms
             )
+            ledger = Ledger(farm.redis, allocations, retention_seconds=life, clock_ms=clock_ms)
+            limiter = Limiter(farm.redis, concurrency_limit=concurrency, creation_rate=rate, clock_ms=clock_ms)
 
             def begin() -> None:
                 if world.begun < episodes:
@@ -196,7 +201,7 @@ def simulate(
                     if world.begun == episodes:
                         world.last_begun_at = (world.now, world.provider.area(world.now))
                     episode = leased(farm, a_spec(f"e-{world.begun}"))
-                    _Episode(world, limiter, farm.ledger, episode, begin).admit()
+                    _Episode(world, limiter, ledger, episode, begin).admit()
 
             for _ in range(slots):
                 world.after(0.0, begin)

@@ -24,11 +24,13 @@ from orchestrator.allocations import RECONCILER_TOKEN
 from orchestrator.connection import client
 from orchestrator.dashboard.episode import episode_page
 from orchestrator.dashboard.gate import _question
+from orchestrator.dashboard.history import History
 from orchestrator.dashboard.lookout import AWAY, Lookout
 from orchestrator.dashboard.panes import PANES, Asked, changed
 from orchestrator.dashboard.site import add_dashboard
 from orchestrator.farm import Farm, open_farm
 from orchestrator.keys import Keys
+from orchestrator.receipts import Receipts
 from orchestrator.transcripts import Transcript
 from orchestrator.vocabulary import Outcome, Role
 from orchestrator.web import create_app
@@ -381,3 +383,12 @@ def test_a_browser_that_leaves_in_the_middle_of_its_question_has_asked_nothing()
         return messages.pop(0)
 
     assert asyncio.run(_question(Request({"type": "http", "headers": []}, receive))) is None
+
+
+def test_what_ended_since_redis_clock_stepped_back_is_shown(farm: Farm) -> None:
+    history = History(Receipts(farm.redis, farm.ledger.allocations))
+    history.look(farm.ledger.now() + 3600)  # an hour later, as it was then
+    spec, lease = leased(farm)
+    farm.ledger.commit(a_receipt(spec), lease.token)
+    history.look(farm.ledger.now())
+    assert [ended.episode_id for ended in history.newest] == [spec.episode_id]

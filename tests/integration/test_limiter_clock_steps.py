@@ -9,7 +9,7 @@ from orchestrator.keys import Keys
 from orchestrator.limiter import PermitAnswer
 from orchestrator.vocabulary import EpisodeState, Role
 from tests.support.bare_farm import run_episode
-from tests.support.clocked import Clocked
+from tests.support.clocked import Clocked, age_by_step
 
 PATIENCE_MS = 15_000
 
@@ -80,3 +80,94 @@ def test_a_frozen_reconciler_takes_no_place_for_what_was_settled_meanwhile(redis
     redis.hset(Keys.episode("e-over"), "unsettled", 0)
     assert farm.ask(late).state == "over"
     assert redis.zcard(Keys.PLACES) == 0
+
+
+def test_what_a_dead_trainer_reserved_before_a_step_is_free_after_its_time(redis: Redis) -> None:
+    farm = Clocked(redis, concurrency_limit=4)
+    redis.zadd(Keys.SLOTS, {f"w-{n}": farm.now + 10_000_000 for n in range(4)})
+    assert farm.limiter.reserve("r-dead", 3, life_seconds=120)
+    farm.pass_seconds(-3600)
+    assert farm.limiter.capacity().reserved == 3, "it may live"
+    run_episode(redis, "e-of-it")
+    assert farm.limiter.ask("e-of-it", reservation_id="r-dead") is PermitAnswer.GRANTED
+    farm.pass_seconds(119)
+    assert farm.limiter.capacity().reserved == 2
+    farm.pass_seconds(2)
+    assert farm.limiter.capacity().reserved == 0
+
+
+def test_a_batch_that_died_before_a_step_keeps_its_turn_for_two_seconds(redis: Redis) -> None:
+    farm = Clocked(redis, concurrency_limit=2)
+    redis.zadd(Keys.SLOTS, {f"w-{n}": farm.now + 10_000_000 for n in range(4)})
+    for name in ("e-holder", "e-waits"):
+        run_episode(redis, name)
+    assert farm.limiter.ask("e-holder", reservation_id=None) is PermitAnswer.GRANTED
+    for batch in (False, True):
+        assert not farm.limiter.reserve("r-dead", 2, life_seconds=10, asks_again=True)
+        age_by_step(redis, Keys.RESERVING)
+        if batch:
+            assert not farm.limiter.reserve("r-other", 1, life_seconds=10)
+        else:
+            assert farm.limiter.ask("e-waits", reservation_id=None) is PermitAnswer.STEP_BACK
+        assert 0 < redis.pttl(Keys.RESERVING) <= 2000
+
+
+def test_a_lowered_rate_comes_back_as_ever(redis: Redis) -> None:
+    farm = Clocked(redis, creation_rate=10)
+    *_, refused = farm.let_through(20)
+    farm.refuse_rate(refused, 1)
+    farm.pass_seconds(-3600)
+    halved = farm.rate
+    farm.pass_seconds(3)
+    assert farm.rate > 1.7 * halved
+
+
+def test_a_lowered_concurrency_limit_is_tried_again_as_ever(redis: Redis) -> None:
+    farm = Clocked(redis, concurrency_limit=10)
+    *_, refused = farm.let_through(4)
+    farm.refuse_concurrency(refused)
+    farm.pass_seconds(-3600)
+    began, waiting = farm.now, farm.new()
+    while farm.ask(waiting).state == "wait":
+        farm.pass_seconds(1)
+        assert farm.now - began < 10_000
+
+
+def test_a_deletion_of_before_a_step_explains_no_refusal_of_long_after(redis: Redis) -> None:
+    farm = Clocked(redis, concurrency_limit=10)
+    redis.hset(Keys.LIMITS, "freed_at", farm.now)  # as a confirmed absence does
+    farm.pass_seconds(-3600)
+    farm.let_through(2)
+    farm.pass_seconds(10)
+    [refused] = farm.let_through()
+    farm.refuse_concurrency(refused)
+    assert farm.limit == 2
+
+
+def test_how_many_ran_before_a_step_is_forgotten_as_ever(redis: Redis) -> None:
+    farm = Clocked(redis, concurrency_limit=10)
+    redis.hset(Keys.LIMITS, mapping={"held": 9, "held_at": farm.now})  # as nine that ran at once do
+    farm.pass_seconds(-3600)
+    farm.let_through(2)
+    farm.pass_seconds(61)
+    [refused] = farm.let_through()
+    farm.refuse_concurrency(refused)
+    assert (farm.limit, farm.limiter.read().cooldown_seconds) == (2, 0), "not taken for one of the rate"
+
+
+def test_who_waits_for_money_since_before_a_step_waits_no_longer_than_its_patience(redis: Redis) -> None:
+    farm = Clocked(redis)
+    run_episode(redis, "e-poor")
+    for name, value in (("run", "run-1"), ("template", "base"), ("policy_seconds", "60"), ("verifier_seconds", "60")):
+        redis.hset(Keys.episode("e-poor"), name, value)
+    redis.hset(Keys.BUDGET, mapping={"limit": 10**13, "reserved": 10**13})
+
+    def ask() -> PermitAnswer:
+        return farm.limiter.ask("e-poor", reservation_id=None, patience_seconds=60)
+
+    assert ask() is PermitAnswer.STEP_BACK
+    farm.pass_seconds(-3600)
+    assert ask() is PermitAnswer.STEP_BACK
+    farm.pass_seconds(61)
+    assert ask() is PermitAnswer.FARM_BUDGET
+    redis.delete(Keys.BUDGET)

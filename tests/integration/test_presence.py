@@ -7,6 +7,7 @@ from redis import Redis
 
 from orchestrator.keys import Keys
 from orchestrator.presence import Presence, WorkerRow, slot_name
+from tests.support.clocked import age_by_step
 from tests.support.waiting import wait_until
 
 
@@ -86,3 +87,48 @@ def test_a_slot_is_that_of_its_worker_whatever_its_id_ends_in(lasting: Presence)
     assert lasting.workers_of(lasting.live_slots()) == [row("w1"), row("w1-1")]
     assert lasting.taking("host-a") == ["w1", "w1-1"]
     assert lasting.taking("host-b") == []
+
+
+# after a step back of Redis's clock
+
+
+def test_slots_of_before_a_step_are_gone_after_their_time(presence: Presence, redis: Redis) -> None:
+    presence.beat_worker(row("w1"), ["w1-1"])
+    age_by_step(redis, Keys.SLOTS)
+    presence.beat_worker(row("w2"), [])
+    wait_until(lambda: presence.live_slots() == [], description="the other's slot is gone")
+    assert presence.drop_dead_slots() == 1
+
+
+def test_a_worker_of_before_a_step_is_gone_after_its_time(presence: Presence, redis: Redis) -> None:
+    presence.beat_worker(row("w1"), [])
+    age_by_step(redis, Keys.worker("w1"))
+    assert presence.workers() == [row("w1")]
+    wait_until(lambda: presence.workers() == [], description="the worker is forgotten")
+
+
+def test_a_trainer_of_before_a_step_is_lost_after_its_time(presence: Presence, redis: Redis) -> None:
+    presence.beat_trainer("t1")
+    age_by_step(redis, Keys.trainer("t1"))
+    assert presence.lost_trainers(["t1", "t2"]) == {"t2"}, "the living have the time to say so"
+    wait_until(lambda: presence.lost_trainers(["t1"]) == {"t1"}, description="the heartbeat is gone")
+    assert not presence.trainer_alive("t1")
+
+
+def test_a_claim_of_before_a_step_ends_after_its_time(presence: Presence, redis: Redis) -> None:
+    assert presence.claim_run("run-1", "t1")
+    age_by_step(redis, Keys.driver("run-1"))
+    assert 0 < presence.claim_left_seconds("run-1") <= 0.8
+    age_by_step(redis, Keys.driver("run-1"))
+    wait_until(lambda: presence.claim_run("run-1", "t2"), description="the claim has ended")
+    presence.release_run("run-1", "t1")
+    assert not presence.claim_run("run-1", "t1"), "it is t2's"
+
+
+def test_a_claim_is_given_its_own_life_by_one_who_believes_in_a_shorter(
+    presence: Presence, lasting: Presence, redis: Redis
+) -> None:
+    assert lasting.claim_run("run-1", "t1")
+    age_by_step(redis, Keys.driver("run-1"))
+    assert not presence.claim_run("run-1", "t2")
+    assert 20 < lasting.claim_left_seconds("run-1") <= 30

@@ -15,7 +15,6 @@ from orchestrator import leadership
 from orchestrator import rounds as rounds_module
 from orchestrator.keys import Keys
 from orchestrator.leadership import leader
-from orchestrator.plan import plan
 from orchestrator.provider import SandboxRow
 from orchestrator.reconciler import Report
 from orchestrator.rounds import run_rounds
@@ -47,18 +46,6 @@ def test_an_outage_that_the_client_rode_out_is_an_interruption_too(scene: Scene)
     scene.hang(LEASE_SECONDS)  # one call that hung in retries for so long
     assert scene.round() == Report()
     scene.pass_time(LEASE_SECONDS + 1)
-    assert scene.round().finished == [spec.episode_id]
-
-
-@pytest.mark.parametrize("seconds", [LEASE_SECONDS * 100, -LEASE_SECONDS * 100])
-def test_a_step_of_redis_clock_ends_nobody_and_blinds_nobody(scene: Scene, seconds: float) -> None:
-    """A machine that wakes up, or a time server that corrects a host: leases that live look over at once."""
-    spec, lease, _ = scene.started()
-    scene.step_clock(seconds)
-    assert plan(scene.reconciler.look(), lease_seconds=LEASE_SECONDS) == []
-    assert scene.farm.ledger.renew(lease, lease_seconds=30)
-    scene.kill(spec)
-    scene.pass_time(LEASE_SECONDS + 0.1)
     assert scene.round().finished == [spec.episode_id]
 
 

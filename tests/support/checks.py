@@ -81,7 +81,7 @@ class Checks:
         return settled
 
     def check_absent(self, episode_id: str, settled: SettledReceipt) -> None:
-        """Every sandbox ended by the provider's own log, each policy before any verifier began, all before the score."""
+        """Every sandbox ended by the provider's own log, each policy before any verifier began, all before a score."""
         events = self.events(episode_id)
         ends = {row["sandbox_id"]: n for n, row in enumerate(events) if row["event"] != "created"}
         begins = {row["sandbox_id"]: n for n, row in enumerate(events) if row["event"] == "created"}

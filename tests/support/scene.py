@@ -31,6 +31,9 @@ class LaterLedger(Ledger):
 
     ahead = 0.0
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, clock_ms=lambda: int(self.now() * 1000), **options)
+
     def now(self) -> float:
         """Redis's time, later."""
         return super().now() + self.ahead

@@ -24,7 +24,7 @@ SANDBOX = Allocation(
     state=AllocationState.UNRESOLVED,
     intended_at=1.0,
 )
-CALM = Snapshot(now=NOW, watched_since=NOW - 1000, open=[], lease_ends={}, suspected_since={}, unsettled=[])
+CALM = Snapshot(now=NOW, watched_since=NOW - 1000, open=[], lease_ends={}, suspected_seconds={}, unsettled=[])
 
 
 def actions(view: Snapshot) -> list[Repair]:
@@ -42,8 +42,8 @@ def test_an_empty_farm_needs_nothing() -> None:
 def test_a_queued_row_without_a_waiting_job_is_enqueued_after_a_while(
     suspected_for: float | None, expected: list[Repair]
 ) -> None:
-    suspected = {} if suspected_for is None else {QUEUED.job_id: NOW - suspected_for}
-    assert actions(replace(CALM, open=[QUEUED], suspected_since=suspected)) == expected
+    suspected = {} if suspected_for is None else {QUEUED.job_id: suspected_for}
+    assert actions(replace(CALM, open=[QUEUED], suspected_seconds=suspected)) == expected
 
 
 @pytest.mark.parametrize(("up_for", "expected"), [(0.0, []), (11.9, []), (12.0, [Enqueue("e-queued")])])
@@ -51,12 +51,12 @@ def test_no_job_is_taken_for_lost_until_redis_has_been_up_for_one_lease_time(
     up_for: float, expected: list[Repair]
 ) -> None:
     """Whoever popped it before the outage may be about to take its lease."""
-    view = replace(CALM, open=[QUEUED], suspected_since={QUEUED.job_id: NOW - 60}, watched_since=NOW - up_for)
+    view = replace(CALM, open=[QUEUED], suspected_seconds={QUEUED.job_id: 60}, watched_since=NOW - up_for)
     assert actions(view) == expected
 
 
 def test_suspicion_of_another_attempt_does_not_count() -> None:
-    assert actions(replace(CALM, open=[QUEUED], suspected_since={"e-queued-a2": 0.0})) == []
+    assert actions(replace(CALM, open=[QUEUED], suspected_seconds={"e-queued-a2": NOW})) == []
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_sandbox_of_an_open_episode_is_left_to_its_slot(state: EpisodeState) -
 
 def test_everything_that_is_due_is_planned_in_one_round() -> None:
     view = replace(
-        CALM, open=[QUEUED, RUNNING], suspected_since={QUEUED.job_id: NOW - 60}, lease_ends={}, unsettled=[SANDBOX]
+        CALM, open=[QUEUED, RUNNING], suspected_seconds={QUEUED.job_id: 60}, lease_ends={}, unsettled=[SANDBOX]
     )
     assert actions(view) == [Enqueue("e-queued"), Finish("e-running"), Settle(SANDBOX.allocation_id)]
 
@@ -125,7 +125,7 @@ def test_a_cancelled_queued_row_ends_and_a_running_one_is_left_to_its_slot() -> 
         CALM,
         open=[replace(QUEUED, cancelled=True), replace(RUNNING, cancelled=True)],
         lease_ends={"e-running": NOW + 5},
-        suspected_since={QUEUED.job_id: 0.0},
+        suspected_seconds={QUEUED.job_id: NOW},
         watched_since=NOW,
     )
     assert actions(view) == [End("e-queued", Outcome.CANCELLED)]
