@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from pydantic import ValidationError
@@ -27,6 +27,9 @@ from orchestrator.settings import DEFAULT_QUEUE
 from orchestrator.unresolved import Unresolved
 from orchestrator.vocabulary import EpisodeState, Outcome, Role, job_id
 
+_TICK_SECONDS = 0.001
+"""Redis's times are whole milliseconds, cut off."""
+
 
 @dataclass(frozen=True)
 class Lease:
@@ -40,12 +43,12 @@ class Lease:
     farm_tag: str
     cancelled: bool
     """Whether somebody has asked for its end already."""
-    asked: float
+    asked: float = field(compare=False)
     """This process's monotonic clock just before it was taken."""
 
     def now(self) -> float:
-        """Redis's time by this process's clock, a round trip late at most: nothing that it has noted is later."""
-        return self.taken_at + time.monotonic() - self.asked
+        """Redis's time by this process's clock, never earlier than what Redis has noted: a round trip late at most."""
+        return self.taken_at + _TICK_SECONDS + time.monotonic() - self.asked
 
 
 @dataclass(frozen=True)

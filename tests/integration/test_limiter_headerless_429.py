@@ -73,7 +73,7 @@ def test_one_more_that_runs_without_a_deletion_lifts_the_limit(farm: Farm, redis
     redis.hset(Keys.LIMITS, "probe_ms", 0)
     creation.wait(wait_seconds=10, check=lambda: None)
     if deleted:
-        redis.hset(Keys.LIMITS, "freed_at", int(farm.ledger.now() * 1000) + 1)
+        redis.hset(Keys.LIMITS, "freed_at", int(farm.ledger.now() * 1000))
     with_sandbox(farm, refused)
     assert farm.limiter.read().concurrency_effective == (3 if deleted else 10)
     finish(farm, *episodes, refused)
