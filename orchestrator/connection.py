@@ -52,6 +52,10 @@ SILENT_SECONDS = 15
 _RETRIES = 9
 """With the backoff below, about ten seconds where the connection is refused."""
 
+_MANY = 100_000
+"""Connections of one client: each thread that waits for an episode holds one. redis-py allows a hundred, and one more
+fails at once instead of waiting; the trainer's heartbeat would be that one."""
+
 _SENTINEL_SECONDS = 2.0
 """Sentinels are asked one after another; one that is silent for longer is passed over."""
 
@@ -97,6 +101,7 @@ def client(
         "socket_timeout": answer_seconds,
         "retry": Retry(_backoff(), _RETRIES) if patient else _once(),
         "retry_on_error": _TRANSIENT if patient else [],
+        "max_connections": _MANY,
         "driver_info": None,  # finding out its own version costs redis-py 4 ms a connection
     }
     return Redis.from_pool(_pool(address, options, tls))

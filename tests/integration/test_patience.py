@@ -1,16 +1,20 @@
-"""A trainer's patience with a Redis that connects and does no work: it is waited for once, not for each episode."""
+"""A trainer's patience: with a Redis that connects and does no work, and with many episodes that wait side by side."""
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
 
 from orchestrator.connection import Patience, client
 from tests.support.bare_farm import farm_settings
 from tests.support.redis_processes import RedisProcess
+from tests.support.waiting import wait_until
 
 
 class Counted(NoBackoff):
@@ -44,3 +48,19 @@ def test_a_server_that_was_demoted_is_waited_for_once_although_it_lets_us_connec
             redis.set("farm:counters", "4")
         assert backoff.waits == 2 * waits[0], "it had come back: the next outage is waited for again"
         redis.close()
+
+
+def test_more_than_a_hundred_threads_may_wait_at_once(redis_url: str, redis: Redis) -> None:
+    count = 130
+    everybody = threading.Barrier(count)
+
+    def wait(number: int) -> object:
+        everybody.wait(20)
+        return waiting.blpop([f"farm:wake:{number}"], timeout=20)
+
+    with client(farm_settings(redis_url)) as waiting, ThreadPoolExecutor(count) as threads:
+        answers = [threads.submit(wait, number) for number in range(count)]
+        wait_until(lambda: redis.info("clients")["blocked_clients"] == count, description="all of them wait")
+        for number in range(count):
+            redis.rpush(f"farm:wake:{number}", "now")
+        assert [answer.result(20) for answer in answers] == [(f"farm:wake:{number}", "now") for number in range(count)]
