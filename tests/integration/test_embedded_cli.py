@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli import build
+from deploy.command_line import build
 from deploy.exit_codes import ExitCode
 from tests.support.processes import ROOT
 from workers.sandboxes.provider import E2BProvider
