@@ -12,22 +12,30 @@ import socket
 from orchestrator.errors import SettingsError
 
 _NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_AN_ADDRESS = "an address of this host, such as 127.0.0.1"
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Listen on this address; port 0 takes a free one. Raises SettingsError when it cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        return _listening(host, port)
+    except UnicodeError:
+        reason, instead = "no name of a host", _AN_ADDRESS
+    except OSError as error:
+        not_ours = isinstance(error, socket.gaierror) or error.errno in _NOT_OURS
+        reason, instead = str(error.strerror), _AN_ADDRESS if not_ours else "another port"
+    raise SettingsError(f"{_shown(host)}:{port} cannot be listened on ({reason}); choose {instead}")
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen()
-    except (OSError, UnicodeError) as error:
+    except BaseException:
         listener.close()
-        no_address = isinstance(error, socket.gaierror | UnicodeError) or error.errno in _NOT_OURS
-        what = "an address of this host, such as 127.0.0.1" if no_address else "another port"
-        reason = "no name of a host" if isinstance(error, UnicodeError) else error.strerror
-        raise SettingsError(f"{_shown(host)}:{port} cannot be listened on ({reason}); choose {what}") from None
+        raise
     return listener
 
 
