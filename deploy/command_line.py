@@ -36,6 +36,7 @@ from deploy.commands import (
     worker,
 )
 from deploy.exit_codes import ExitCode, exit_code
+from deploy.proxies import exceptions_of
 from deploy.terminal import errors, print_error, safe
 from orchestrator.errors import FarmError
 from orchestrator.redis_trouble import diagnose
@@ -84,6 +85,7 @@ def main() -> None:
     """Run the command that this process was started with, and exit with its code."""
     for problem in unknown_variables(os.environ):
         errors().print(f"warning: {safe(problem)}", markup=False)
+    os.environ.update(exceptions_of(os.environ))
     try:
         try:
             build()()

@@ -53,6 +53,7 @@ def demo() -> tuple[str, list[dict[str, Any]]]:
             E2B_API_KEY="not a key",
             FARM_E2B_API_URL="http://127.0.0.1:1",
             FARM_TEMPLATE="my-template",
+            HTTP_PROXY="http://127.0.0.1:1",
         )
         assert code == 0, process.stderr
         assert sorted(path.name for path in someone.home.iterdir()) == before
