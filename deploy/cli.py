@@ -1,145 +1,33 @@
-"""The `rollout-farm` command: puts the command groups together and turns an error into one red line and an exit code.
+"""The entry point of `rollout-farm`, and what a Ctrl-C does before the command is there.
 
-Each group is a module of deploy/commands with a `register(app)`; what is heavy is imported inside the commands, so that
-`--help` answers at once.
+Always holds: importing this module imports nothing of weight. While the command itself is imported nothing runs that
+would have to be stopped, so a Ctrl-C then ends the process at once and silently, whatever is being imported; from there
+on it is a KeyboardInterrupt, as anywhere. Where the caller ignores SIGINT, as nohup does, it stays ignored.
 """
 
 from __future__ import annotations
 
-import errno
 import os
+import signal
 import sys
-from importlib import metadata
-from typing import Annotated, NoReturn
 
-import typer
-from redis.exceptions import RedisError
-
-from deploy.commands import (
-    budget,
-    cancel,
-    compare,
-    cost,
-    demo,
-    doctor,
-    evaluate,
-    limits,
-    orchestrator,
-    receipts,
-    run,
-    sandboxes,
-    status,
-    tasks,
-    terminus,
-    train,
-    up,
-    worker,
-)
-from deploy.exit_codes import ExitCode, exit_code
-from deploy.terminal import errors, print_error, safe
-from orchestrator.errors import FarmError
-from orchestrator.redis_trouble import diagnose
-from orchestrator.settings import unknown_variables
-
-GROUPS = (
-    demo,
-    run,
-    train,
-    evaluate,
-    compare,
-    up,
-    worker,
-    orchestrator,
-    status,
-    limits,
-    receipts,
-    cost,
-    budget,
-    cancel,
-    doctor,
-    tasks,
-    sandboxes,
-    terminus,
-)
-
-
-_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
-def build() -> typer.Typer:
-    """The whole command."""
-    app = typer.Typer(
-        name="rollout-farm",
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,  # its tracebacks show local variables, keys among them
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(_root)
-    for group in GROUPS:
-        group.register(app)
-    return app
+_INTERRUPTED = 130
+"""ExitCode.INTERRUPTED, whose module is among what is imported."""
 
 
 def main() -> None:
     """Entry point of the distribution."""
-    for problem in unknown_variables(os.environ):
-        errors().print(f"warning: {safe(problem)}", markup=False)
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interruptible:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    from deploy.command_line import main as command
+
     try:
-        try:
-            build()()
-        finally:
-            if sys.stdout:  # none when it was closed from the start
-                sys.stdout.flush()  # here, where a failure still finds its handler
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # the libraries that print turn it into exit code 1
-            _leave_the_output(ExitCode.OUTPUT_CLOSED)
-        raise
-    except FarmError as error:
-        print_error(str(error))
-        sys.exit(exit_code(error))
-    except RedisError as error:
-        print_error(f"Redis failed on the way: {diagnose(error)}; then look at: rollout-farm status")
-        sys.exit(ExitCode.REDIS)
-    except BrokenPipeError:
-        _leave_the_output(ExitCode.OUTPUT_CLOSED)
-    except OSError as error:
-        if error.errno not in _CANNOT_WRITE:
-            raise
-        print_error(f"cannot write {error.filename or 'the output'}: {error.strerror}; make room, or write elsewhere")
-        _leave_the_output(ExitCode.FAILED)
+        if interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        command()
     except KeyboardInterrupt:
-        sys.exit(ExitCode.INTERRUPTED)
-
-
-def _leave_the_output(code: ExitCode) -> NoReturn:
-    """Exit without a second failure: the interpreter writes what is still buffered when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
-
-
-def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer's calling convention
-    if wanted:
-        try:
-            typer.echo(f"rollout-farm {metadata.version('rollout-farm')}")
-        except metadata.PackageNotFoundError:
-            typer.echo("rollout-farm (not installed)")
-        raise typer.Exit
-
-
-def _root(
-    *,
-    _version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
-    ] = False,
-) -> None:
-    """Runs reinforcement-learning episodes in sandboxes, on any number of workers, one receipt each.
-
-    Settings come from the environment and .env; .env.example lists the usual ones.
-
-    Exit codes: 0 ok, 1 failed, 2 usage, 3 settings, 4 Redis, 5 sandbox provider, 6 capacity, 7 task, 8 episode
-    aborted, 130 interrupted, 141 output closed early.
-    """
+        sys.exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

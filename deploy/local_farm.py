@@ -19,7 +19,7 @@ from deploy.embedded.children import end, last_lines, leashed, spawn
 from deploy.exit_codes import child_error
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm, open_farm
-from orchestrator.settings import REDIS_TLS_FILES, Settings
+from orchestrator.settings import Settings, as_variables
 
 _READY_SECONDS = 60.0
 """For workers to import everything and report; 2 to 4 s is usual on two idle cores."""
@@ -77,17 +77,9 @@ class LocalFarm:
         return FarmError(f"{name} ended with {code}:\n{last_lines(log)}")
 
     def environment(self) -> dict[str, str]:
-        """The environment of a process that works for this farm: ours, and where its Redis and its sandboxes are."""
-        settings = self.settings
-        environment = {**os.environ, "REDIS_URL": settings.redis_url or ""}
-        for name in REDIS_TLS_FILES:
-            if (path := getattr(settings, name)) is not None:
-                environment[f"FARM_{name.upper()}"] = str(path)
-        if settings.e2b_api_key is not None:
-            environment["E2B_API_KEY"] = settings.e2b_api_key.get_secret_value()
-        if settings.e2b_api_url is not None:
-            environment["FARM_E2B_API_URL"] = settings.e2b_api_url
-        return environment
+        """The environment of a process that works for this farm: ours, and every setting as this farm has it."""
+        ours = as_variables(self.settings)
+        return {name: value for name, value in os.environ.items() if name.upper() not in ours} | ours
 
     def _child(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         # -P: a directory of the user's called deploy or workers must not be found in place of ours.
@@ -99,7 +91,8 @@ class LocalFarm:
         while len(farm.presence.workers()) < self._count:
             self.check()
             if time.monotonic() > ends:
-                raise FarmError(f"workers did not report within {_READY_SECONDS:g} s; look at {self.logs}")
+                said = last_lines(self.logs / "workers.log")
+                raise FarmError(f"workers did not report within {_READY_SECONDS:g} s:\n{said}")
             time.sleep(0.05)
 
     def _stop(self) -> None:

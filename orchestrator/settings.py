@@ -1,7 +1,8 @@
 """Every setting of the farm, read once by the composition root and handed on as frozen values.
 
 Variables carry the prefix FARM_ (REDIS_URL and E2B_API_KEY keep their usual names); a `.env` file in the working
-directory is read too, real variables win. A wrong value is one SettingsError that names the variable.
+directory is read too, real variables win. A wrong value is one SettingsError that names the variable. An
+empty variable unsets a setting that may be unset, whatever `.env` says.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     FilePath,
     SecretStr,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -54,9 +56,6 @@ def _not_endless(rate: float) -> float:
 CreationRate = Annotated[float, Field(ge=0, le=HIGHEST_RATE, allow_inf_nan=False), AfterValidator(_not_endless)]
 UsdPerSecond = Annotated[float, Field(ge=0, le=HIGHEST_USD_PER_SECOND, allow_inf_nan=False)]
 
-
-GivenFile = Annotated[FilePath | None, BeforeValidator(lambda value: value or None)]
-"""A file that is there; a variable that is set to nothing names none."""
 
 ANSWER_SECONDS = 5.0
 """What a command's answer may take beyond the command's own limit."""
@@ -116,10 +115,10 @@ class Settings(BaseSettings):
         default=None, repr=False, validation_alias=AliasChoices("redis_url", "REDIS_URL", "FARM_REDIS_URL")
     )
     """Its forms: redis_address.py. It may hold a password."""
-    redis_ca_file: GivenFile = None
+    redis_ca_file: FilePath | None = None
     """PEM file of the authority that signed the certificates of Redis and its Sentinels, where the system's do not."""
-    redis_certificate_file: GivenFile = None
-    redis_key_file: GivenFile = None
+    redis_certificate_file: FilePath | None = None
+    redis_key_file: FilePath | None = None
     """PEM files of our own certificate and its key, where Redis asks for one; the first may hold both."""
     e2b_api_key: SecretStr | None = Field(
         default=None, validation_alias=AliasChoices("e2b_api_key", "E2B_API_KEY", "FARM_E2B_API_KEY")
@@ -159,12 +158,18 @@ class Settings(BaseSettings):
     """Bearer token of a Terminus server that runs alone; required when it listens beyond loopback."""
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     """Where the orchestrator serves dashboard, /metrics, /healthz and /readyz; 0 takes a free port, unset none."""
-    metrics_host: str = "127.0.0.1"
+    metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     metrics_token: SecretStr | None = None
     """Bearer token of /metrics, password of the dashboard; required when they are served beyond loopback."""
     state_dir: Path = Path(".farm")
     """Where the embedded stack keeps its Redis data, sockets and sandbox directories."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: object, info: ValidationInfo) -> object:
+        may_be_unset = info.field_name is not None and cls.model_fields[info.field_name].default is None
+        return None if may_be_unset and isinstance(value, str) and not value.strip() else value
 
     @model_validator(mode="after")
     def _beats_fit_their_limits(self) -> Settings:
@@ -219,6 +224,29 @@ def load_settings(**overrides: Any) -> Settings:
         raise SettingsError(f"{Path('.env').absolute()}: cannot be read: {error.strerror}; see to its rights") from None
 
 
+def as_variables(settings: Settings) -> dict[str, str]:
+    """The environment by which another process has these very settings: all of them, whatever its `.env` says.
+
+    What is unset is "". A plan is given as the limits that it presets.
+    """
+    concurrency, rate = settings.limits()
+    preset = {"plan": None, "concurrency_limit": concurrency, "creation_rate": rate}
+    values = {name: getattr(settings, name) for name in Settings.model_fields if name != "budgets"} | preset
+    budgets = {f"budgets__{name}": getattr(settings.budgets, name) for name in Budgets.model_fields}
+    return {_variable(name): _text(value) for name, value in {**values, **budgets}.items()}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return "" if value is None else str(value)
+
+
+def _variable(name: str) -> str:
+    """The variable of a setting, or of a part of one such as budgets__command_seconds."""
+    return name.upper() if name.upper() in ("REDIS_URL", "E2B_API_KEY") else f"FARM_{name.upper()}"
+
+
 def unknown_variables(names: Iterable[str]) -> list[str]:
     """Which of these environment variables look like settings of ours and are none, each with the nearest one."""
     known = {f"FARM_{name.upper()}" for name in Settings.model_fields} | {"FARM_REDIS_URL", "FARM_E2B_API_KEY"}
@@ -245,7 +273,7 @@ def _explain(problem: Any) -> str:
     if not problem["loc"]:  # of settings that do not fit each other; the text names them
         return f"{problem['msg'].removeprefix('Value error, ')}; correct it in the environment or in .env"
     name = "__".join(str(part) for part in problem["loc"])
-    variable = name.upper() if name.upper() in ("REDIS_URL", "E2B_API_KEY") else f"FARM_{name.upper()}"
+    variable = _variable(name)
     text = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         text = f"no such budget; {_near_budget(variable.removeprefix(_BUDGET))}"

@@ -40,6 +40,7 @@ def terminus(
     from deploy.terminal import output
     from orchestrator.errors import SettingsError
     from orchestrator.exposure import check_exposure
+    from orchestrator.listener import listen
     from orchestrator.settings import load_settings
 
     settings = load_settings()
@@ -54,6 +55,7 @@ def terminus(
         raise SettingsError("FARM_E2B_API_URL is set and E2B_API_KEY is not; set the key of that service")
 
     with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(host, port))  # before sandboxes are started for nothing
         if settings.e2b_api_key is None:
             key = f"local-{secrets.token_hex(16)}"
             url = stack.enter_context(LocalSandboxes(settings.state_dir, api_key=key)).url
@@ -64,4 +66,4 @@ def terminus(
             output().print(f"Terminus at {where}, two sessions, until Ctrl-C.", markup=False)
 
         defaults = SessionDefaults(template=settings.template)
-        serve(provider, settings.budgets, host=host, port=port, ready=ready, token=token, defaults=defaults)
+        serve(provider, settings.budgets, listener=listener, ready=ready, token=token, defaults=defaults)

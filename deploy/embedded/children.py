@@ -62,9 +62,9 @@ def end(child: subprocess.Popen[bytes], *, seconds: float = _STOP_SECONDS) -> bo
 
 
 def last_lines(log: Path, count: int = 12) -> str:
-    """The end of a log, for an error's text."""
+    """The end of a log, for an error's text: the log itself may be gone by the time that is read."""
     try:
         lines = log.read_text(errors="replace").splitlines()[-count:]
     except OSError:
-        return f"(no log at {log})"
-    return "\n".join(f"  {line}" for line in lines) or f"({log} is empty)"
+        lines = []
+    return "\n".join(f"  {line}" for line in lines) or "  (it logged nothing)"

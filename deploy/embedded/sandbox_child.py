@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from deploy.embedded.tether import tether
+from orchestrator.errors import SettingsError
 
 
 def main() -> None:
@@ -29,6 +30,9 @@ def main() -> None:
     config = ServiceConfig(api_key=order["api_key"], root=Path(order["root"]), port=order["port"])
     try:
         serve(config, ready=ready)
+    except SettingsError as problem:
+        os.write(answers, json.dumps({"refused": str(problem)}).encode() + b"\n")
+        sys.exit(str(problem))
     except (JailUnavailable, RootInUse) as problem:
         sys.exit(str(problem))
 

@@ -1,8 +1,8 @@
 """LocalSandboxes: the local E2B-compatible service as a child process of ours, on loopback.
 
 The child is told its API key and directory on its standard input, never in its arguments or environment, and answers
-with its URL on its standard output. When the input ends, because we stopped it or died, it deletes its sandboxes and
-exits.
+on its standard output with its URL, or with what is wrong with the port. When the input ends, because we stopped it or
+died, it deletes its sandboxes and exits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from deploy.embedded.children import end, last_lines, require_linux, spawn
-from orchestrator.errors import ProviderError
+from orchestrator.errors import ProviderError, SettingsError
 
 _START_SECONDS = 60.0
 """To import its parts and listen; one to two seconds are usual."""
@@ -113,7 +113,10 @@ class LocalSandboxes:
             child.stdin.flush()
         answer = _read_line(child.stdout.fileno(), time.monotonic() + _START_SECONDS)
         if answer is not None and answer.startswith(b"{"):
-            return str(json.loads(answer)["url"])
+            said = json.loads(answer)
+            if "refused" in said:
+                raise SettingsError(said["refused"])
+            return str(said["url"])
         reason = "did not start in time" if child.poll() is None and answer is None else "ended while starting"
         raise ProviderError(
             f"the local sandbox service {reason}:\n{last_lines(self.log)}\nmend what it says, or {INSTEAD}"

@@ -3,33 +3,57 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.commands.demo import check_demo
+from deploy.commands.demo import check_demo, demo_settings
 from orchestrator.records import Allocation, SettledReceipt
 from orchestrator.vocabulary import Phase
-from tests.e2e.commands import user
+from tests.e2e.commands import COMMAND, User, user
+from tests.support.processes import ROOT, Marked
+from tests.support.waiting import wait_until
+
+PRODUCTION = """
+FARM_REDIS_CERTIFICATE_FILE=/nowhere/farm.pem
+FARM_METRICS_HOST=0.0.0.0
+FARM_TRANSCRIPT_BYTES=0
+FARM_QUEUE=production
+FARM_PLAN=hobby
+FARM_CONCURRENCY_LIMIT=1
+FARM_CREATION_RATE=0.001
+FARM_STATE_DIR=/nowhere/state
+"""
+"""The `.env` of a farm whose demo would fail, or wait for a quarter of an hour, with any line of it."""
 
 VISIBLE = {"east": 15, "west": 7}
 
 
 @pytest.fixture(scope="module")
 def demo() -> tuple[str, list[dict[str, Any]]]:
-    """What a demo printed, run from a directory that has packages of the same names as ours."""
-    with user() as someone:
+    """What a demo printed, run from a directory with packages of our names and a production farm's settings."""
+    with user() as someone, socket.create_server(("127.0.0.1", 0)) as taken:
+        authority = someone.home / "ca.pem"
+        authority.touch()
+        (someone.home / ".env").write_text(PRODUCTION)
         for name in ("deploy", "orchestrator", "workers", "redis"):
             (someone.home / name).mkdir()
             (someone.home / name / "__init__.py").write_text("raise ImportError('not this one')\n")
         before = sorted(path.name for path in someone.home.iterdir())
         code, process = someone.run(
             "demo",
-            REDIS_URL="redis://127.0.0.1:1/0",
+            REDIS_URL="rediss://127.0.0.1:1/0",
+            FARM_REDIS_CA_FILE=str(authority),
+            FARM_METRICS_PORT=str(taken.getsockname()[1]),
             E2B_API_KEY="not a key",
             FARM_E2B_API_URL="http://127.0.0.1:1",
             FARM_TEMPLATE="my-template",
+            HTTP_PROXY="http://127.0.0.1:1",
         )
         assert code == 0, process.stderr
         assert sorted(path.name for path in someone.home.iterdir()) == before
@@ -71,7 +95,10 @@ Change = Callable[[dict[str, Any], list[dict[str, Any]]], object]
 BROKEN: dict[str, tuple[Change, str]] = {
     "a reward": (lambda receipt, rows: receipt.update(outcome="wrong_answer", reward=0.0), "rewards are [0.0, 0.0]"),
     "a score": (lambda receipt, rows: receipt.update(outcome="transport", reward=None), "rewards are [0.0, None]"),
-    "a verifier": (lambda receipt, rows: rows.pop(), "not two policies and two verifiers"),
+    "a verifier": (
+        lambda receipt, rows: rows.pop(),
+        "sandboxes were ['policy', 'policy', 'verifier'], not two policies and two verifiers",
+    ),
     "its own id": (lambda receipt, rows: rows[1].update(sandbox_id=rows[0]["sandbox_id"]), "not all different"),
     "any id": (lambda receipt, rows: rows[1].update(sandbox_id=None), "not all different"),
     "its absence": (lambda receipt, rows: rows[1].update(absent_at=None, state="unresolved"), "not confirmed absent"),
@@ -116,3 +143,86 @@ def test_the_check_misses_the_repaired_output(demo: tuple[str, list[dict[str, An
 
 def test_the_check_finds_a_demo_without_receipts_wanting() -> None:
     assert check_demo([], {}, visible=VISIBLE)
+
+
+def test_budgets_are_heeded_so_that_the_demo_can_be_seen_to_fail() -> None:
+    with user() as someone:
+        code, process = someone.run("demo", FARM_BUDGETS__TRANSFER_BYTES="1")
+        said = " ".join(process.stderr.split())
+    assert code == 1
+    assert "rewards are [0.0, 0.0], not [0.0, 1.0]" in said
+    assert "sandboxes were ['policy', 'policy'], not two policies and two verifiers" in said
+
+
+def test_a_host_without_jails_is_told_what_to_run_instead() -> None:
+    with user() as someone:
+        bwrap = someone.home / "bin" / "bwrap"
+        bwrap.parent.mkdir()
+        bwrap.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
+        bwrap.chmod(0o755)
+        code, process = someone.run("demo", PATH=f"{bwrap.parent}:{os.environ['PATH']}", E2B_API_KEY="e2b_abc")
+        said = " ".join(process.stderr.split())
+    assert code == 5
+    assert "(bwrap: setting up uid map: Permission denied)" in said
+    assert "rollout-farm run weekly-sales --episodes 2" in said
+
+
+def test_a_sandbox_service_that_dies_is_told_with_what_it_logged_and_no_path_that_is_gone() -> None:
+    with user() as someone:
+        process = someone.start("demo")
+        wait_until(lambda: _started(process, "deploy.cli"), description="workers are started", seconds=30)
+        for pid in _started(process, "deploy.embedded.sandbox_child"):
+            os.kill(pid, 9)
+        assert process.wait(60) == 5, process.stderr
+        assert "the local sandbox service ended with code -9:\n  (it logged nothing)" in process.stderr
+        assert str(someone.temporary) not in process.stderr
+
+
+def _started(process: Marked, module: str) -> list[int]:
+    """Pids of the processes that it started with `python -m MODULE`."""
+    found = []
+    for pid in process.alive():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"-m" in words and words[words.index(b"-m") + 1] == module.encode():
+            found.append(pid)
+    return found
+
+
+@pytest.mark.parametrize("imported", ["typer", "redis.client", "deploy.rollouts"])
+def test_a_ctrl_c_while_the_command_is_imported_ends_it_silently(imported: str) -> None:
+    with user() as someone:
+        process = _interrupted_after(imported, someone)
+        assert process.wait(60) == 130, process.stderr
+        said = [line for line in process.stderr.splitlines() if not line.startswith("import time:")]
+    assert said in ([], ["starting Redis, the sandbox service, an orchestrator and two workers (four slots) ..."])
+
+
+def _interrupted_after(imported: str, someone: User) -> Marked:
+    """A demo that is interrupted in the midst of its imports, as soon as Python reports this one."""
+    command = [sys.executable, "-X", "importtime", str(COMMAND), "demo"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(someone.temporary)}
+    output = someone.temporary.parent / "output-imports"
+    process = Marked(command, environment=environment, cwd=someone.home, output=output)
+    someone.started.append(process)
+    wait_until(
+        lambda: any(line.split()[-1] == imported for line in process.stderr.splitlines() if line),
+        description=f"{imported} is imported",
+        seconds=30,
+    )
+    process.interrupt_group()
+    return process
+
+
+def test_only_budgets_and_the_log_level_are_taken_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text(PRODUCTION)
+    monkeypatch.setenv("FARM_BUDGETS__COMMAND_SECONDS", "3")
+    monkeypatch.setenv("FARM_LOG_LEVEL", "info")
+    settings = demo_settings()
+    assert (settings.budgets.command_seconds, settings.log_level) == (3, "info")
+    assert (settings.queue, settings.limits(), settings.metrics_host) == ("episodes", (20, 0), "127.0.0.1")

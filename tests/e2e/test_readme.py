@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from deploy.cli import build
+from deploy.command_line import build
 from deploy.commands.sandboxes_faults import nested
 from deploy.exit_codes import ExitCode
 from deploy.local_farm import LocalFarm

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 from typer.testing import CliRunner
 
-from deploy.cli import build
+from deploy.command_line import build
 from deploy.exit_codes import ExitCode
 from orchestrator.errors import FarmError, SettingsError
 from orchestrator.farm import Farm

@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from redis import Redis
 from typer.testing import CliRunner
 
-from deploy.cli import build
+from deploy.command_line import build
 from orchestrator.cost import LIST_PRICES, By, cost_picousd, usd
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm

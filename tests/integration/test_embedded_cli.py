@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import IO
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli import build
+from deploy.command_line import build
 from deploy.exit_codes import ExitCode
 from tests.support.processes import ROOT
 from workers.sandboxes.provider import E2BProvider
@@ -206,6 +207,34 @@ def test_terminus_beyond_loopback_needs_a_token(tmp_path: Path) -> None:
     done = run(tmp_path, "terminus", "--host", "0.0.0.0", "--port", "0")
     assert done.returncode == 3
     assert "FARM_TERMINUS_TOKEN" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("terminus",), ("sandboxes", "serve")])
+def test_a_port_that_is_taken_is_one_line(tmp_path: Path, words: Sequence[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run(tmp_path, *words, "--port", str(port))
+    wanted = f"error: 127.0.0.1:{port} cannot be listened on (Address already in use); choose another port\n"
+    assert (done.returncode, done.stdout, done.stderr) == (ExitCode.SETTINGS, "", wanted)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no-such-host.invalid", "a" * 64])
+def test_a_host_that_is_not_ours_is_one_line(tmp_path: Path, host: str) -> None:
+    done = run(tmp_path, "terminus", "--host", host, "--port", "0", FARM_TERMINUS_TOKEN="a secret")
+    assert done.returncode == ExitCode.SETTINGS
+    assert "cannot be listened on" in done.stderr
+    assert done.stderr.endswith("choose an address of this host, such as 127.0.0.1\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [("status",), ("run", "weekly-sales")])
+def test_an_empty_redis_url_and_key_are_unset(tmp_path: Path, words: Sequence[str]) -> None:
+    (tmp_path / ".env").write_text("REDIS_URL=redis://127.0.0.1:1/0\nE2B_API_KEY=wrong\n")
+    done = run(tmp_path, *words, REDIS_URL="", E2B_API_KEY="")
+    if words[0] == "run":
+        assert (done.returncode, json.loads(done.stdout)["outcome"]) == (0, "wrong_answer"), done.stderr
+    else:
+        assert "REDIS_URL is not set" in done.stderr
 
 
 def test_terminus_serves_alone_with_local_sandboxes(tmp_path: Path) -> None:

@@ -115,11 +115,11 @@ def test_the_local_key_is_required_and_in_no_command_line(tmp_path: Path) -> Non
         assert b"local-secret" not in (proc / "environ").read_bytes()
 
 
-def test_a_service_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_service_whose_port_is_taken_says_so(tmp_path: Path) -> None:
     with LocalSandboxes(tmp_path / "state", api_key="local-secret") as first:
         port = int(first.url.rpartition(":")[2])
         second = LocalSandboxes(tmp_path / "other", api_key="local-secret", port=port)
-        with pytest.raises(ProviderError, match="address already in use"):
+        with pytest.raises(SettingsError, match=f"127.0.0.1:{port} cannot be listened on .* choose another port"):
             second.start()
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["sandboxes.log"]
 

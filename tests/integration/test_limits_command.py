@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli import build
+from deploy.command_line import build
 from orchestrator.errors import ConcurrencyLimited, RateLimited, SettingsError
 from orchestrator.farm import Farm
 from tests.support.creators import create

@@ -16,7 +16,8 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_environments_and_commands_load_without_torch_and_trl() -> None:
     code = (
-        "import sys; import deploy.cli, deploy.commands.train, trainer; trainer.RemoteEpisodes; deploy.cli.build();"
+        "import sys; import deploy.command_line, deploy.commands.train, trainer; trainer.RemoteEpisodes;"
+        "deploy.command_line.build();"
         "sys.exit(str([name for name in ('torch', 'trl', 'transformers', 'datasets') if name in sys.modules] or 0))"
     )
     done = run(code.replace("or 0)", "or '')"))

@@ -17,7 +17,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from deploy.cli import GROUPS
+from deploy.command_line import GROUPS
 from orchestrator.settings import PLANS, Budgets, Settings, unknown_variables
 from orchestrator.vocabulary import SLOTS_PER_WORKER
 from tests.support.manifests import (

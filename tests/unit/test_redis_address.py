@@ -58,7 +58,7 @@ def test_each_form_is_read(url: str, address: RedisAddress) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("", "must begin with"),
+        ("", "is not set"),
         ("host:6379", "must begin with"),
         ("http://hunter2@host", "must begin with"),
         ("redis://:hunter2/x@host", "percent-encoded"),

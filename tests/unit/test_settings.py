@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import SettingsError
-from orchestrator.settings import load_settings, unknown_variables
+from orchestrator.settings import Settings, as_variables, load_settings, unknown_variables
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +33,60 @@ def test_the_usual_names_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.e2b_api_key is not None
     assert settings.e2b_api_key.get_secret_value() == "e2b_abc"
     assert (settings.queue, settings.budgets.command_seconds) == ("night", 7)
+
+
+NAMES = {"redis_url": "REDIS_URL", "e2b_api_key": "E2B_API_KEY"}
+UNSET = [name for name, field in Settings.model_fields.items() if field.default is None]
+
+
+@pytest.mark.parametrize("value", ["", " "])
+@pytest.mark.parametrize("name", UNSET)
+def test_an_empty_variable_unsets_what_may_be_unset_whatever_dotenv_says(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    variable = NAMES.get(name, f"FARM_{name.upper()}")
+    Path(".env").write_text(f"{variable}=7\n")
+    monkeypatch.setenv(variable, value)
+    assert getattr(load_settings(), name) is None
+
+
+def test_what_may_be_unset_is_known() -> None:
+    tls = {"redis_ca_file", "redis_certificate_file", "redis_key_file"}
+    secrets = {"e2b_api_key", "terminus_token", "metrics_token"}
+    assert set(UNSET) == {"redis_url", "e2b_api_url", "plan", "metrics_port"} | tls | secrets
+
+
+def test_an_empty_number_stays_a_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARM_CONCURRENCY_LIMIT", "")
+    with pytest.raises(SettingsError, match="FARM_CONCURRENCY_LIMIT: "):
+        load_settings()
+
+
+@pytest.mark.parametrize("plan", [None, "pro"])
+def test_another_process_reads_the_same_settings_whatever_its_dotenv_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plan: str | None
+) -> None:
+    (tmp_path / "ca.pem").touch()
+    given = load_settings(
+        redis_url="rediss://u:p@host:6379/3",
+        redis_ca_file=tmp_path / "ca.pem",
+        e2b_api_key="e2b_abc",
+        metrics_port=0,
+        plan=plan,
+        creation_rate=0.125,
+        state_dir=tmp_path / "state",
+        budgets={"command_seconds": 0.1, "transfer_bytes": 7},
+    )
+    contrary = ["FARM_REDIS_URL=redis://x", "FARM_REDIS_CERTIFICATE_FILE=/none", "FARM_E2B_API_URL=http://x"]
+    contrary += ["FARM_PLAN=hobby", "FARM_QUEUE=other", "FARM_METRICS_TOKEN=t", "FARM_TRANSCRIPT_BYTES=0"]
+    contrary += ['FARM_BUDGETS={"message_seconds": 1}', "FARM_BUDGETS__COMMAND_SECONDS=3"]
+    Path(".env").write_text("\n".join(contrary))
+    for name, value in as_variables(given).items():
+        monkeypatch.setenv(name, value)
+    read = load_settings()
+    assert read.limits() == given.limits() == ((20, 0.125) if plan is None else (100, 0.125))
+    limits = {"plan", "concurrency_limit", "creation_rate"}
+    assert read.model_dump(exclude=limits) == given.model_dump(exclude=limits)
 
 
 def test_a_key_is_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +166,7 @@ def test_the_example_file_names_only_real_settings_with_their_defaults(monkeypat
     example = Path(__file__).parents[2] / ".env.example"
     commented = [line[2:] for line in example.read_text().splitlines() if line.startswith("# ") and "=" in line]
     rows = dict(line.split("=", 1) for line in commented if line.split("=")[0].replace("_", "").isalnum())
-    places = {"REDIS_URL", "E2B_API_KEY", "FARM_E2B_API_URL", "FARM_PLAN", "FARM_TERMINUS_TOKEN"}
-    places |= {"FARM_METRICS_PORT", "FARM_METRICS_TOKEN"}
+    places = {"REDIS_URL", "E2B_API_KEY", "FARM_E2B_API_URL", "FARM_PLAN", "FARM_METRICS_PORT"}
     defaults = load_settings()
     for name, value in rows.items():
         if name not in places:

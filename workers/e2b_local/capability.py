@@ -93,6 +93,7 @@ def check_jail() -> str | None:
 
 
 def _explain(said: str, jail: Jail) -> str:
+    said = said.removeprefix("bwrap: ")
     if "namespace" in said or "uid map" in said or "Operation not permitted" in said:
         return (
             f"this system does not let users build jails (bwrap: {said}): allow user namespaces (sysctl "

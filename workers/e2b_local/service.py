@@ -19,6 +19,7 @@ from pathlib import Path
 import uvicorn
 
 from orchestrator.exposure import is_loopback
+from orchestrator.listener import base_url, listen
 from workers.e2b_local.asgi import Receive, Scope, Send
 from workers.e2b_local.attempts import Attempts
 from workers.e2b_local.capability import open_jail, probe
@@ -136,19 +137,21 @@ def create_app(config: ServiceConfig) -> Service:
 
 
 def serve(config: ServiceConfig, *, ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then end every sandbox; `ready` is given the base URL once it listens."""
+    """Serve until SIGTERM or SIGINT, then end every sandbox; `ready` is given the base URL once it listens.
+
+    Raises JailUnavailable, RootInUse, and SettingsError when the address cannot be had.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    asyncio.run(_serve(create_app(config), config, ready))
+    with listen(config.host, config.port) as listener:
+        asyncio.run(_serve(create_app(config), listener, ready))
 
 
-async def _serve(service: Service, config: ServiceConfig, ready: Callable[[str], None] | None) -> None:
+async def _serve(service: Service, listener: socket.socket, ready: Callable[[str], None] | None) -> None:
     settings = uvicorn.Config(
         service,
-        host=config.host,
-        port=config.port,
         # uvloop leaks descriptors into the jails.
         loop="asyncio",
         http=Connection,
@@ -165,7 +168,7 @@ async def _serve(service: Service, config: ServiceConfig, ready: Callable[[str],
         with contextlib.suppress(RuntimeError, ValueError):  # not in the main thread: our starter handles signals
             loop.add_signal_handler(number, server.stop)
     try:
-        await server.serve()
+        await server.serve(sockets=[listener])
     finally:
         await service.close()
 
@@ -190,8 +193,7 @@ class _Server(Listening):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self._ready and self.servers:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            self._ready(base_url(self.servers[0].sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self.stop_listening()

@@ -23,6 +23,7 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 from openenv.core.env_server.types import ConcurrencyConfig, ServerMode  # type: ignore[import-untyped]
 
 from orchestrator.exposure import check_exposure
+from orchestrator.listener import base_url, listen
 from orchestrator.provider import Provider
 from orchestrator.settings import Budgets
 from workers.terminus.access import BearerToken
@@ -164,13 +165,14 @@ def serve(
     """Serve until SIGTERM or SIGINT, then close every session; `ready` gets the base URL once requests are answered.
 
     `listener` is a bound socket to serve on instead of `host` and `port`: whoever owns it can restart the server at
-    the same address. `options` are those of `create_app`. A host beyond loopback without a token is a SettingsError.
+    the same address. `options` are those of `create_app`. A host beyond loopback without a token is a SettingsError, as
+    is an address that cannot be had.
     """
     if listener is not None:
         host = listener.getsockname()[0]
     check_exposure(host, token, setting="FARM_TERMINUS_TOKEN")
     app = create_app(provider, budgets, token=token, **options)
-    listener = listener if listener is not None else _listen(host, port)
+    listener = listener if listener is not None else listen(host, port)
     config = uvicorn.Config(
         app,
         loop="asyncio",  # uvloop leaks descriptors into children
@@ -180,7 +182,7 @@ def serve(
         access_log=False,
         timeout_graceful_shutdown=max(1, round(_GRACE_SECONDS)),
     )
-    announce = partial(ready, _base_url(listener)) if ready is not None else None
+    announce = partial(ready, base_url(listener)) if ready is not None else None
     with listener:
         _Server(config, announce).run(sockets=[listener])
 
@@ -194,16 +196,3 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self._announce is not None and not self.should_exit:
             self._announce()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio leaves Nagle's delay on
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    return listener
-
-
-def _base_url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
