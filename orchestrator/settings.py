@@ -57,6 +57,16 @@ CreationRate = Annotated[float, Field(ge=0, le=HIGHEST_RATE, allow_inf_nan=False
 UsdPerSecond = Annotated[float, Field(ge=0, le=HIGHEST_USD_PER_SECOND, allow_inf_nan=False)]
 
 
+def _sendable(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value().strip()  # the line end of a file is no part of it
+    if not all("!" <= character <= "~" for character in text):
+        raise ValueError("holds what no HTTP header can carry: it has to be visible ASCII without spaces")
+    return SecretStr(text)
+
+
+Secret = Annotated[SecretStr, AfterValidator(_sendable)]
+"""A key or token as HTTP can send it: what cannot be sent is quoted by the libraries' errors."""
+
 ANSWER_SECONDS = 5.0
 """What a command's answer may take beyond the command's own limit."""
 _VERIFIER_ANSWER_SECONDS = 10.0
@@ -120,7 +130,7 @@ class Settings(BaseSettings):
     redis_certificate_file: FilePath | None = None
     redis_key_file: FilePath | None = None
     """PEM files of our own certificate and its key, where Redis asks for one; the first may hold both."""
-    e2b_api_key: SecretStr | None = Field(
+    e2b_api_key: Secret | None = Field(
         default=None, validation_alias=AliasChoices("e2b_api_key", "E2B_API_KEY", "FARM_E2B_API_KEY")
     )
     e2b_api_url: str | None = None
@@ -154,12 +164,12 @@ class Settings(BaseSettings):
     default_memory_mb: Annotated[int, Field(ge=1, le=1024 * 1024)] = LIST_PRICES.assumed.memory_mb
     """Size of a sandbox, in vCPUs and MiB, until its template's real size is known: what a budget reserves for."""
 
-    terminus_token: SecretStr | None = None
+    terminus_token: Secret | None = None
     """Bearer token of a Terminus server that runs alone; required when it listens beyond loopback."""
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     """Where the orchestrator serves dashboard, /metrics, /healthz and /readyz; 0 takes a free port, unset none."""
     metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    metrics_token: SecretStr | None = None
+    metrics_token: Secret | None = None
     """Bearer token of /metrics, password of the dashboard; required when they are served beyond loopback."""
     state_dir: Path = Path(".farm")
     """Where the embedded stack keeps its Redis data, sockets and sandbox directories."""
@@ -269,6 +279,9 @@ def _near_budget(part: str) -> str:
     return f"did you mean {_BUDGET}{near[0]}?" if near else f"after {_BUDGET} goes one of {', '.join(names)}"
 
 
+_SECRETS = frozenset({"E2B_API_KEY", "FARM_METRICS_TOKEN", "FARM_TERMINUS_TOKEN"})
+
+
 def _explain(problem: Any) -> str:
     if not problem["loc"]:  # of settings that do not fit each other; the text names them
         return f"{problem['msg'].removeprefix('Value error, ')}; correct it in the environment or in .env"
@@ -277,4 +290,5 @@ def _explain(problem: Any) -> str:
     text = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         text = f"no such budget; {_near_budget(variable.removeprefix(_BUDGET))}"
-    return f"{variable}: {text} (got {problem['input']!r}); correct it in the environment or in .env"
+    got = "" if variable in _SECRETS else f" (got {problem['input']!r})"
+    return f"{variable}: {text}{got}; correct it in the environment or in .env"

@@ -228,3 +228,22 @@ def test_a_dotenv_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 
 def test_receipts_are_kept_for_thirty_days_by_default() -> None:
     assert load_settings().receipt_retention_seconds == 30 * 24 * 60 * 60
+
+
+SECRETS = ["E2B_API_KEY", "FARM_E2B_API_KEY", "FARM_METRICS_TOKEN", "FARM_TERMINUS_TOKEN"]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_the_line_end_of_a_secrets_file_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, " s3cret\n")
+    held = getattr(load_settings(), name.removeprefix("FARM_").lower())
+    assert held.get_secret_value() == "s3cret"
+
+
+@pytest.mark.parametrize("secret", ["s3cret s3cret", "s3cret\ns3cret", "s3cretä", "s3cret\x00"])
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_that_no_header_can_carry_is_refused_unshown(name: str, secret: str) -> None:
+    field = name.removeprefix("FARM_").lower()
+    with pytest.raises(SettingsError, match="visible ASCII") as refused:
+        load_settings(**{field: secret})
+    assert "s3cret" not in str(refused.value)
