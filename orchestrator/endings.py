@@ -9,9 +9,10 @@ from __future__ import annotations
 import secrets
 
 from orchestrator.errors import FarmError
-from orchestrator.ledger import EpisodeRow, Ledger
+from orchestrator.ledger import Ledger
 from orchestrator.queue import JobQueue
 from orchestrator.records import Receipt
+from orchestrator.rows import EpisodeRow
 from orchestrator.vocabulary import Drive, Outcome
 
 _TAKEN_SECONDS = 30.0

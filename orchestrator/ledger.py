@@ -10,10 +10,8 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
-from pydantic import ValidationError
 from redis import Redis
 
 from orchestrator.allocations import Allocations
@@ -22,104 +20,11 @@ from orchestrator.errors import FarmError, LeaseLost
 from orchestrator.keys import Keys
 from orchestrator.receipts import read_receipt
 from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
+from orchestrator.rows import EpisodeRow, Lease, OpenEpisode, Progress
 from orchestrator.scripts import Scripts
 from orchestrator.settings import DEFAULT_QUEUE
 from orchestrator.unresolved import Unresolved
 from orchestrator.vocabulary import EpisodeState, Outcome, Role, job_id
-
-_TICK_SECONDS = 0.001
-"""Redis's times are whole milliseconds, cut off."""
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A slot's ownership of one attempt of an episode; times are unix seconds of Redis."""
-
-    episode_id: str
-    attempt: int
-    token: str
-    queued_at: float
-    taken_at: float
-    farm_tag: str
-    cancelled: bool
-    """Whether somebody has asked for its end already."""
-    asked: float = field(compare=False)
-    """This process's monotonic clock just before it was taken."""
-
-    def now(self) -> float:
-        """Redis's time by this process's clock, never earlier than what Redis has noted: a round trip late at most."""
-        return self.taken_at + _TICK_SECONDS + time.monotonic() - self.asked
-
-
-@dataclass(frozen=True)
-class EpisodeRow:
-    """An episode's row as it stands."""
-
-    episode_id: str
-    state: EpisodeState
-    attempt: int
-    job_id: str
-    run_id: str
-    group_id: str
-    """'' for none."""
-    trainer_id: str
-    """Who drives it, '' when it runs by itself."""
-    queue: str
-    """Name of the queue that its job belongs on, '' when the row does not say."""
-    spec_text: str
-    """The spec as it was submitted, perhaps by another version of this package."""
-    queued_at: float
-    started_at: float | None
-    unsettled: int
-    outcome: Outcome | None
-
-    @property
-    def task_id(self) -> str:
-        """The task's id, 'unknown' when this version cannot read the spec."""
-        try:
-            return self.spec.task.id
-        except FarmError:
-            return "unknown"
-
-    @property
-    def spec(self) -> EpisodeSpec:
-        """The spec; raises FarmError when this version cannot read it."""
-        try:
-            return EpisodeSpec.model_validate_json(self.spec_text)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"])) or "it"
-            raise FarmError(
-                f"{self.episode_id}: its row cannot be read by this version ({where}: {problem['msg']}); "
-                "run one version of the farm everywhere, then submit it again"
-            ) from None
-
-
-@dataclass(frozen=True)
-class OpenEpisode:
-    """As much of an open row as looking over all of them needs."""
-
-    episode_id: str
-    state: EpisodeState
-    job_id: str
-    run_id: str = ""
-    group_id: str = ""
-    trainer_id: str = ""
-    """Who drives it, '' when it runs by itself."""
-    cancelled: bool = False
-    """Whether somebody asked for its end."""
-    queue: str = ""
-    """Name of the queue that its job belongs on, '' when the row does not say."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far an episode is from being over."""
-
-    outcome: Outcome | None
-    """None while it is open."""
-    unsettled: tuple[str, ...]
-    """Its allocations, while not all of them are settled."""
 
 
 class Ledger:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.ledger import OpenEpisode
 from orchestrator.provider import SandboxRow
 from orchestrator.records import Allocation
+from orchestrator.rows import OpenEpisode
 from orchestrator.vocabulary import EpisodeState, Outcome
 
 SUSPECT_SECONDS = 10.0

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 
 from orchestrator.allocations import Allocations, Running
 from orchestrator.cost import By
-from orchestrator.ledger import EpisodeRow, Ledger
+from orchestrator.ledger import Ledger
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import Allocation, Receipt, SettledReceipt
+from orchestrator.rows import EpisodeRow
 from orchestrator.vocabulary import AllocationState, EpisodeState, Phase, Role
 
 

@@ -24,9 +24,10 @@ from orchestrator.errors import (
     ProviderError,
     SandboxGone,
 )
-from orchestrator.ledger import Lease, Ledger
+from orchestrator.ledger import Ledger
 from orchestrator.provider import CreateRequest, Provider, Sandbox
 from orchestrator.records import EpisodeSpec, Operation, Receipt
+from orchestrator.rows import Lease
 from orchestrator.settings import ANSWER_SECONDS, Budgets
 from orchestrator.transcripts import Transcript
 from orchestrator.vocabulary import Outcome, Phase, Role, allocation_id

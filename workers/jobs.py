@@ -20,11 +20,11 @@ from redis.exceptions import RedisError
 
 from orchestrator.errors import EpisodeAborted, FarmError, LeaseLost
 from orchestrator.farm import Farm
-from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission
 from orchestrator.mailbox import Mailbox
 from orchestrator.provider import Provider
 from orchestrator.records import EpisodeSpec, Receipt
+from orchestrator.rows import Lease
 from orchestrator.settings import Budgets, Settings
 from orchestrator.transcripts import Transcript
 from orchestrator.vocabulary import Drive, Outcome, Phase

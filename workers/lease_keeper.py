@@ -14,7 +14,8 @@ from types import TracebackType
 from redis.exceptions import RedisError
 
 from orchestrator.errors import LeaseLost
-from orchestrator.ledger import Lease, Ledger
+from orchestrator.ledger import Ledger
+from orchestrator.rows import Lease
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from orchestrator.dashboard.history import Ended, History
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.leadership import leader
-from orchestrator.ledger import EpisodeRow
 from orchestrator.metrics import FarmReading, read
 from orchestrator.presence import WorkerRow
 from orchestrator.receipts import Receipts
 from orchestrator.records import Allocation, SettledReceipt
 from orchestrator.redis_address import without_password
+from orchestrator.rows import EpisodeRow
 from orchestrator.spending import cost_so_far
 from orchestrator.transcripts import read_transcript
 from orchestrator.unresolved import Item

@@ -10,8 +10,8 @@ from orchestrator.dashboard.history import Ended, Series
 from orchestrator.dashboard.lookout import Look, View
 from orchestrator.dashboard.markup import NOTHING, Child, Markup, element, joined
 from orchestrator.dashboard.wording import clock, counted, day_and_clock, dollars, seconds
-from orchestrator.ledger import EpisodeRow
 from orchestrator.presence import worker_of
+from orchestrator.rows import EpisodeRow
 from orchestrator.spending import burn_picousd_per_hour
 from orchestrator.unresolved import ORPHANS_DELETED
 from orchestrator.vocabulary import Outcome, Role

@@ -28,9 +28,10 @@ from orchestrator.creations import Creation
 from orchestrator.errors import ConcurrencyLimited, RateLimited
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Lease, Ledger
+from orchestrator.ledger import Ledger
 from orchestrator.limiter import Limiter, PermitAnswer
 from orchestrator.records import Allocation, EpisodeSpec
+from orchestrator.rows import Lease
 from orchestrator.vocabulary import AllocationState, Outcome, Role
 from tests.bench.rows import Goal, Row
 from tests.chaos.invariants import violations

@@ -13,10 +13,10 @@ from orchestrator.cost import By, cost_picousd, parse_usd
 from orchestrator.errors import EpisodeAborted, SettingsError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission, PermitAnswer
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec
+from orchestrator.rows import Lease
 from orchestrator.settings import Settings
 from orchestrator.spending import Spending, burn_picousd_per_hour
 from orchestrator.vocabulary import Outcome, Role

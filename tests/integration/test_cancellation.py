@@ -14,9 +14,9 @@ from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.finished import START, Finished
 from orchestrator.keys import Keys
-from orchestrator.ledger import EpisodeRow
 from orchestrator.pool import Pool
 from orchestrator.records import EpisodeSpec, Script
+from orchestrator.rows import EpisodeRow
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome, job_id
 from tests.support.bare_farm import (

@@ -17,10 +17,10 @@ from orchestrator.cost import LIST_PRICES, By, cost_picousd, usd
 from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Lease
 from orchestrator.metrics import read, registry_of
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec, Operation
+from orchestrator.rows import Lease
 from orchestrator.spending import Bill, Spending, burn_picousd_per_hour
 from orchestrator.status import read_status
 from orchestrator.vocabulary import Outcome, Role

@@ -220,7 +220,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path, words: Sequence[str]) 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no-such-host.invalid", "a" * 64])
 def test_a_host_that_is_not_ours_is_one_line(tmp_path: Path, host: str) -> None:
-    done = run(tmp_path, "terminus", "--host", host, "--port", "0", FARM_TERMINUS_TOKEN="a secret")
+    done = run(tmp_path, "terminus", "--host", host, "--port", "0", FARM_TERMINUS_TOKEN="a-secret")
     assert done.returncode == ExitCode.SETTINGS
     assert "cannot be listened on" in done.stderr
     assert done.stderr.endswith("choose an address of this host, such as 127.0.0.1\n")

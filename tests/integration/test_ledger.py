@@ -12,9 +12,9 @@ from orchestrator.allocations import RECONCILER_TOKEN
 from orchestrator.errors import FarmError, LeaseLost
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission
 from orchestrator.records import Operation
+from orchestrator.rows import Lease
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import EpisodeState, Outcome, Role, job_id
 from tests.support.bare_farm import (

@@ -17,8 +17,8 @@ from orchestrator.creations import Creation
 from orchestrator.errors import ConcurrencyLimited
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Lease
 from orchestrator.records import EpisodeSpec
+from orchestrator.rows import Lease
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
 from tests.bench.creator import farm_slot

@@ -15,9 +15,9 @@ from redis import Redis
 from orchestrator.errors import EpisodeAborted, LeaseLost
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission, Limiter, PermitAnswer
 from orchestrator.records import EpisodeSpec
+from orchestrator.rows import Lease
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
 from tests.support.bare_farm import a_receipt, a_spec, admit, farm_settings, leased, opened_farm

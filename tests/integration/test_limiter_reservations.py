@@ -12,9 +12,9 @@ from orchestrator.creations import Creation
 from orchestrator.errors import CapacityError, ConcurrencyLimited, EpisodeAborted
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission
 from orchestrator.records import EpisodeSpec
+from orchestrator.rows import Lease
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome, Role
 from tests.support.bare_farm import admit, beat_slots, farm_settings, leased, opened_farm

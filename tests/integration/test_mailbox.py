@@ -12,8 +12,8 @@ from redis import Redis
 from orchestrator.errors import ActionPending, EpisodeClosed, FarmError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Lease
 from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
+from orchestrator.rows import Lease
 from orchestrator.vocabulary import Outcome
 from tests.support.bare_farm import a_receipt, a_spec, expire, leased, opened_farm
 

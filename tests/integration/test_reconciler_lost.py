@@ -9,9 +9,9 @@ from orchestrator.allocations import Allocations
 from orchestrator.cost import Rates
 from orchestrator.errors import LeaseLost
 from orchestrator.keys import Keys
-from orchestrator.ledger import OpenEpisode
 from orchestrator.reconciler import Report
 from orchestrator.records import Allocation, EpisodeSpec
+from orchestrator.rows import OpenEpisode
 from orchestrator.vocabulary import AllocationState, Outcome, Role, allocation_id
 from tests.support.bare_farm import a_receipt, a_request, admit, expire, intended, leased, stored
 from tests.support.fake_provider import FakeProvider

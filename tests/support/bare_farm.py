@@ -16,12 +16,12 @@ from orchestrator.connection import client
 from orchestrator.errors import EpisodeAborted
 from orchestrator.farm import Farm, open_farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission
 from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
 from orchestrator.presence import WorkerRow
 from orchestrator.provider import CreateRequest
 from orchestrator.records import Allocation, EpisodeSpec, Receipt, Script
+from orchestrator.rows import Lease
 from orchestrator.settings import Settings
 from orchestrator.tasks import load_builtin
 from orchestrator.vocabulary import Drive, EpisodeState, Outcome, Role, allocation_id

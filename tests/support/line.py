@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Lease
 from orchestrator.limiter import Admission
 from orchestrator.records import EpisodeSpec
+from orchestrator.rows import Lease
 from tests.support.bare_farm import a_receipt, admit, leased
 from tests.support.waiting import wait_until
 

@@ -15,11 +15,12 @@ import pytest
 
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.ledger import Lease, Ledger
+from orchestrator.ledger import Ledger
 from orchestrator.limiter import Admission
 from orchestrator.provider import Provider
 from orchestrator.reconciler import Reconciler, Report
 from orchestrator.records import EpisodeSpec, Receipt
+from orchestrator.rows import Lease
 from orchestrator.vocabulary import AllocationState, Role, allocation_id
 from tests.support.bare_farm import a_request, admit, expire, intended, leased, opened_farm, stored
 from tests.support.fake_provider import FakeProvider

@@ -13,9 +13,9 @@ import sys
 import time
 
 from orchestrator.farm import Farm
-from orchestrator.ledger import Lease
 from orchestrator.limiter import PermitAnswer
 from orchestrator.records import EpisodeSpec
+from orchestrator.rows import Lease
 from orchestrator.vocabulary import Outcome, Role
 from tests.support.bare_farm import a_receipt, a_spec, intended, leased, opened_farm
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.ledger import OpenEpisode
 from orchestrator.plan import DeleteOrphan, End, Enqueue, Finish, Repair, Settle, Snapshot, is_orphan, plan
 from orchestrator.provider import SandboxRow
 from orchestrator.records import Allocation
+from orchestrator.rows import OpenEpisode
 from orchestrator.vocabulary import AllocationState, EpisodeState, Outcome, Role
 
 NOW = 10_000.0
