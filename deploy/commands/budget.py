@@ -51,6 +51,7 @@ def budget(
     from deploy.terminal import errors, output, safe
     from orchestrator.errors import FarmError, SettingsError
     from orchestrator.farm import open_farm
+    from orchestrator.runs import count_open
 
     if farm and run is not None:
         raise SettingsError("give --run for a run's budget or --farm for the farm's, not both")
@@ -58,7 +59,7 @@ def budget(
         raise SettingsError("give --set or --clear, not both")
     opened = open_farm(connected_settings())
     purse = opened.budget
-    fresh = run is not None and not purse.known(run) and all(row.run_id != run for row in opened.ledger.open_rows())
+    fresh = run is not None and not purse.known(run) and not count_open(opened.redis, run)
     if clear or amount is not None:
         balance = purse.set(amount, run_id=run)
     elif fresh:

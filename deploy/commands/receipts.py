@@ -164,8 +164,9 @@ def _one(farm: Farm, episode_id: str, chosen: Format, *, transcript: bool) -> It
 def require_run(farm: Farm, reader: Receipts, run_id: str) -> None:
     """Raise for a run that the farm does not know; one without a finished episode is known by its open ones."""
     from orchestrator.errors import FarmError
+    from orchestrator.runs import count_open
 
-    if not reader.knows_run(run_id) and not any(row.run_id == run_id for row in farm.ledger.open_rows()):
+    if not reader.knows_run(run_id) and not count_open(farm.redis, run_id):
         raise FarmError(
             f"no run {run_id!r}: the farm does not know it, or its receipts have expired; "
             "list receipts with: rollout-farm receipts"
