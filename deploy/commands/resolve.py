@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from deploy.embedded import running_stack
+from deploy.proxies import bypass_for_loopback
 from orchestrator.connection import require_answer
 from orchestrator.errors import RedisUnavailable, SettingsError
 from orchestrator.settings import Settings, load_settings
@@ -29,7 +30,7 @@ def connected_settings() -> Settings:
 
 
 def provider_of(settings: Settings) -> Provider:
-    """The sandbox provider that these settings name; makes no request."""
+    """The sandbox provider that these settings name, reached without a proxy on this host; makes no request."""
     from workers.sandboxes.provider import E2BProvider
 
     for name in ("E2B_API_URL", "E2B_SANDBOX_URL"):
@@ -37,6 +38,7 @@ def provider_of(settings: Settings) -> Provider:
             raise SettingsError(f"{name} is set; say FARM_E2B_API_URL={os.environ[name]} instead, or unset it")
     if settings.e2b_api_key is None:
         raise SettingsError("E2B_API_KEY is not set; set it, or run the embedded stack with: rollout-farm up")
+    bypass_for_loopback(settings.e2b_api_url, os.environ)  # the SDK has no option for it, and reads this when it starts
     return E2BProvider(
         settings.e2b_api_key.get_secret_value(),
         api_url=settings.e2b_api_url,
