@@ -14,7 +14,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:allocations          | zset   | unsettled allocation -> intended at              | ledger            | empties itself |
 | farm:receipt:<e>          | string | the episode's one receipt, JSON                  | commit_receipt    | retention |
 | farm:receipts             | zset   | episode -> receipt written at                    | commit_receipt    | members trimmed at retention |
-| farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | retention |
+| farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | retention past the last; each entry: retention |
 | farm:budget               | hash   | the farm's limit, spent, reserved (scripts/_money.lua) | limiter, ledger | for ever: configuration, totals |
 | farm:budget:<run>         | hash   | the same of one run                              | limiter, ledger   | 90 days past its last movement |
 | farm:sizes                | hash   | template -> vcpus:memory_mb of its sandboxes     | ledger            | for ever: a field a template |
