@@ -9,7 +9,7 @@ from typing import Any
 from deploy.receipt_formats import record
 from deploy.terminal import safe
 from orchestrator.cost import By, usd, usd_text
-from orchestrator.spending import Bill
+from orchestrator.spending import NO_GROUP, Bill
 
 _COLUMNS = "{:<34}  {:>8}  {:>9}  {:>5}  {:>12}  {:>12}  {:>12}  {:>12}"
 
@@ -48,7 +48,7 @@ def json_text(by: By, sums: Mapping[str, Bill], total: Bill, burn_picousd_per_ho
 
 
 def csv_lines(by: By, sums: Mapping[str, Bill]) -> Iterator[str]:
-    """A heading and a record for each key, without a total: a spreadsheet makes its own."""
+    """A heading and a record for each key, without a total: a spreadsheet makes its own. No group is an empty cell."""
     yield record([by, *fields(Bill())])
     for key, bill in sums.items():
-        yield record([key, *fields(bill).values()])
+        yield record(["" if key == NO_GROUP else key, *fields(bill).values()])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_HERE = ("127.0.0.1", "localhost")
+_HERE = ("127.0.0.1", "localhost", "::1")  # no brackets: httpx fails over them
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _EXCEPT = ("NO_PROXY", "no_proxy")
 

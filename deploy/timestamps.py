@@ -15,6 +15,10 @@ def parse_moment(text: str, *, now: float, option: str) -> float:
     `1796047200.5`; raises SettingsError that names the option.
     """
     text = text.strip()
+    if re.fullmatch(r"\d{12,}(\.\d+)?", text):  # as seconds, the year 5138 or later
+        raise SettingsError(
+            f"{option} {text!r}: these are not seconds; for milliseconds leave out the last three digits"
+        )
     if ago := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text):
         return now - float(ago[1]) * _UNITS[ago[2]]
     if re.fullmatch(r"\d{9,}(\.\d+)?", text):  # shorter ones are dates (20261130) or slips

@@ -26,6 +26,9 @@ from orchestrator.vocabulary import TRANSITIONS, AllocationState, Role
 RECONCILER_TOKEN = "*"
 """Moves an unsettled allocation whose episode has its receipt already; no slot can own that any more."""
 
+_AFTERLIFE_SECONDS = 3600
+"""A settled row outlives the retention: its receipt is written after it, and needs it to its own end."""
+
 Fields = dict[str, str | int]
 
 
@@ -211,6 +214,7 @@ class Allocations:
                 fields.get("cost_picousd", 0),
                 json.dumps(cost_bounds()),
                 Keys.BUDGET_PREFIX,
+                self._retention + _AFTERLIFE_SECONDS,
             ],
         )
         if answer == 0:

@@ -10,11 +10,11 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:episode:<e>          | hash   | its row: fields below                            | ledger, limiter   | open: none (must not be lost); final: retention |
 | farm:open                 | zset   | open episode -> queued at                        | ledger            | empties itself |
 | farm:leases               | zset   | leased episode -> lease ends at                  | ledger            | empties itself |
-| farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention |
+| farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention + 1 h |
 | farm:allocations          | zset   | unsettled allocation -> intended at              | ledger            | empties itself |
 | farm:receipt:<e>          | string | the episode's one receipt, JSON                  | commit_receipt    | retention |
 | farm:receipts             | zset   | episode -> receipt written at                    | commit_receipt    | members trimmed at retention |
-| farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | retention |
+| farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | retention past the last; each entry: retention |
 | farm:budget               | hash   | the farm's limit, spent, reserved (scripts/_money.lua) | limiter, ledger | for ever: configuration, totals |
 | farm:budget:<run>         | hash   | the same of one run                              | limiter, ledger   | 90 days past its last movement |
 | farm:sizes                | hash   | template -> vcpus:memory_mb of its sandboxes     | ledger            | for ever: a field a template |
@@ -31,6 +31,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:reservations         | hash   | reservation -> "remaining:expires at:total:life ms"    | limiter           | fields pruned when expired |
 | farm:reserving            | string | the reservation whose turn it is to get places   | limiter           | 2 s, renewed by asking |
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
+| farm:workers              | zset   | worker -> its row below is there until           | supervisor        | pruned when expired |
 | farm:worker:<w>           | hash   | a worker's host, pid, slots, state               | supervisor        | 3 lease times |
 | farm:trainer:<t>          | string | a trainer's heartbeat: its life in ms             | pool              | trainer_lost_seconds |
 | farm:driver:<run>         | string | "trainer life-in-ms": who alone drives a run     | pool              | trainer_lost_seconds, renewed |
@@ -77,6 +78,7 @@ PERSISTENT = frozenset(
         "farm:creators:due",
         "farm:reservations",
         "farm:slots",
+        "farm:workers",
         "farm:unresolved",
     }
 )
@@ -109,7 +111,7 @@ class Keys:
     RESERVATIONS = FARM + "reservations"
     RESERVING = FARM + "reserving"
     SLOTS = FARM + "slots"
-    WORKER_PREFIX = FARM + "worker:"
+    WORKERS = FARM + "workers"
     RECONCILED = FARM + "reconciled"
     RECONCILER = FARM + "reconciler"
     UNRESOLVED = FARM + "unresolved"
@@ -152,7 +154,7 @@ class Keys:
     @staticmethod
     def worker(worker_id: str) -> str:
         """The row of one worker."""
-        return Keys.WORKER_PREFIX + worker_id
+        return f"{FARM}worker:{worker_id}"
 
     @staticmethod
     def driver(run_id: str) -> str:

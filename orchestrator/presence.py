@@ -52,7 +52,8 @@ class Presence:
 
     def beat_worker(self, row: WorkerRow, live_slots: list[str]) -> None:
         """Say that this worker and these of its slots are alive, and no other slot of it."""
-        self._scripts.run("beat", [Keys.SLOTS], [self._slot_ms, row.worker_id + "-", *live_slots])
+        lives = [self._slot_ms, self._worker_ms]
+        self._scripts.run("beat", [Keys.SLOTS, Keys.WORKERS], [*lives, row.worker_id, *live_slots])
         key = Keys.worker(row.worker_id)
         pipeline = self._redis.pipeline()
         pipeline.hset(key, mapping={name: str(value) for name, value in asdict(row).items()})
@@ -62,6 +63,7 @@ class Presence:
     def remove_worker(self, worker_id: str, slots: list[str]) -> None:
         """Say that this worker has left."""
         self._redis.delete(Keys.worker(worker_id))
+        self._redis.zrem(Keys.WORKERS, worker_id)
         if slots:
             self._redis.zrem(Keys.SLOTS, *slots)
 
@@ -70,11 +72,11 @@ class Presence:
         return int(self._scripts.run("drop_slots", [Keys.SLOTS], [self._slot_ms]))
 
     def workers(self) -> list[WorkerRow]:
-        """Every worker that is alive."""
-        return self._rows(list(self._redis.scan_iter(match=Keys.WORKER_PREFIX + "*", count=1000)))
+        """Every worker that is alive, also one that drains and has no live slot."""
+        return self._rows([Keys.worker(name) for name in cast("list[str]", self._redis.zrange(Keys.WORKERS, 0, -1))])
 
     def workers_of(self, slots: Iterable[str]) -> list[WorkerRow]:
-        """Those that these slots belong to, without looking through all keys as `workers` does."""
+        """Those that these slots belong to."""
         return self._rows([Keys.worker(name) for name in {worker_of(slot) for slot in slots}])
 
     def _rows(self, keys: Sequence[str]) -> list[WorkerRow]:
@@ -91,7 +93,7 @@ class Presence:
         return sorted(rows, key=lambda row: row.worker_id)
 
     def live_slots(self) -> list[str]:
-        """Names of the live slots, without looking through all keys as `workers` does."""
+        """Names of the live slots."""
         seconds, micros = self._redis.time()
         return cast("list[str]", self._redis.zrangebyscore(Keys.SLOTS, seconds * 1000 + micros // 1000, "+inf"))
 

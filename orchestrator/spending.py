@@ -18,6 +18,9 @@ from orchestrator.records import Allocation, Receipt, SettledReceipt
 from orchestrator.rows import EpisodeRow
 from orchestrator.vocabulary import AllocationState, EpisodeState, Phase, Role
 
+NO_GROUP = "-"
+"""The key of episodes without a group."""
+
 
 @dataclass(frozen=True)
 class Bill:
@@ -92,7 +95,7 @@ class Spending:
             By.OUTCOME: "open",
             By.DAY: _day(now),
             By.RUN: row.run_id,
-            By.GROUP: row.group_id or "-",
+            By.GROUP: row.group_id or NO_GROUP,
             By.EPISODE: row.episode_id,
         }
         return _Episode(keys, self._sandboxes((each for each in found if each is not None), now), 0)
@@ -186,7 +189,7 @@ def _keys(receipt: Receipt) -> dict[By, str]:
         By.OUTCOME: str(receipt.outcome),
         By.DAY: _day(receipt.finished_at),
         By.RUN: receipt.run_id,
-        By.GROUP: receipt.group_id or "-",
+        By.GROUP: receipt.group_id or NO_GROUP,
         By.EPISODE: receipt.episode_id,
     }
 

@@ -94,6 +94,7 @@ def _workers_here(farm: Farm) -> None:
 
 def _watch(farm: Farm, every: float, *, as_json: bool) -> None:
     import json
+    import sys
     import time
 
     from rich.console import Console
@@ -103,7 +104,8 @@ def _watch(farm: Farm, every: float, *, as_json: bool) -> None:
     from deploy.terminal import output
 
     screen = Console(highlight=False)
-    if screen.is_terminal and not as_json:
+    # not screen.is_terminal: that believes FORCE_COLOR, also where the output is a file
+    if sys.stdout.isatty() and not screen.is_dumb_terminal and not as_json:
         with Live(console=screen, auto_refresh=False) as live:
             for board in _boards(farm):
                 live.update(draw(board), refresh=True)

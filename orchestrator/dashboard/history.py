@@ -140,6 +140,13 @@ def window_of(ended: Sequence[Ended], now: float) -> int:
     return next((seconds for seconds in WINDOWS.values() if seconds >= span), max(WINDOWS.values()))
 
 
+def gap_before(ended: Sequence[Ended], now: float, window_seconds: int) -> float | None:
+    """Up to when, in unix seconds, the window lacks episodes that the ring has dropped; None when it lacks none."""
+    if len(ended) < RING or ended[-1].finished_at <= now - window_seconds:
+        return None
+    return ended[-1].finished_at
+
+
 def series(ended: Iterable[Ended], starts: Iterable[float], now: float, window_seconds: int) -> Series:
     """Count what ended within the window; `starts` are those of the episodes that run still."""
     begin, width = now - window_seconds, window_seconds / BUCKETS

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from orchestrator.dashboard import charts
-from orchestrator.dashboard.history import WINDOWS, Series, nearest_rank, series, window_of
+from orchestrator.dashboard.history import RING, WINDOWS, Series, gap_before, nearest_rank, series, window_of
 from orchestrator.dashboard.lookout import Look
-from orchestrator.dashboard.markup import Child, Markup, element
+from orchestrator.dashboard.markup import NOTHING, Child, Markup, element
 from orchestrator.dashboard.overview import mix, spans, table
-from orchestrator.dashboard.wording import dollars_short, seconds
+from orchestrator.dashboard.wording import day_and_clock, dollars_short, seconds
 from orchestrator.vocabulary import Phase
 
 
@@ -47,6 +47,7 @@ def trends(look: Look, window: str | None) -> Markup:
         "section",
         element("div", element("h2", "Outcomes so far"), mix(look), class_="card wide"),
         spans(found, chosen=window in WINDOWS, windows=WINDOWS),
+        _gap(gap_before(look.ended, look.at, length)),
         _card("Running episodes", "on average " + per, running),
         _card("Mean reward", "of scored episodes " + per, rewards),
         _card("Ended episodes", per, outcomes, _legend("solved", "unsolved", "aborted")),
@@ -55,6 +56,14 @@ def trends(look: Look, window: str | None) -> Markup:
         _card("Cost", "of ended episodes " + per, spent),
         class_="trends",
     )
+
+
+def _gap(before: float | None) -> Markup:
+    """That the charts are empty before this moment because nobody remembers, not because nothing happened."""
+    if before is None:
+        return NOTHING
+    text = f"Only the newest {RING:,} episodes, back to {day_and_clock(before)} UTC; for longer use Prometheus."
+    return element("p", text, class_="gap")
 
 
 def _phases(found: Series, window: str) -> Markup:

@@ -19,7 +19,9 @@ redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now - ARGV[6] * 1000)
 redis.call('HSET', KEYS[1], 'state', 'final', 'outcome', ARGV[4], 'finished_at', now)
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('ZREM', KEYS[3], ARGV[1])
-redis.call('XADD', KEYS[6], '*', 'episode', ARGV[1])
+-- exactly, not '~': a run longer than the retention would else count episodes whose receipts have gone
+local oldest = string.format('%.0f', math.max(0, now - ARGV[6] * 1000))
+redis.call('XADD', KEYS[6], 'MINID', '=', oldest, '*', 'episode', ARGV[1])
 redis.call('EXPIRE', KEYS[6], ARGV[6])
 redis.call('HINCRBY', KEYS[7], 'episodes:' .. ARGV[4], 1)
 for name, value in pairs(cjson.decode(ARGV[8])) do redis.call('HINCRBY', KEYS[7], name, value) end

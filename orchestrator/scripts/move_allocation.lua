@@ -6,7 +6,8 @@
 --       7 places at the provider, 8 limits, 9 line of creators, 10 when they ask again, 11 the farm's budget
 -- ARGV: 1 token, 2 allocation id, 3 episode id, 4 next state, 5 allowed from (comma-separated), 6 settled (1 or 0),
 --       7 retention seconds, 8 wake key prefix, 9 fields JSON, 10 counters JSON,
---       11 cost in pico-dollars, 12 bounds of an episode's cost, JSON, 13 prefix of a run's budget
+--       11 cost in pico-dollars, 12 bounds of an episode's cost, JSON, 13 prefix of a run's budget,
+--       14 retention seconds of the allocation row
 --       (the token '*' is the reconciler's for episodes that are over: with their receipt, or with no row any more)
 -- Returns: 1 moved, 2 it was in that state already, 0 not the owner's token, -1 not a row of the table
 local state = redis.call('HGET', KEYS[2], 'state')
@@ -30,7 +31,7 @@ if ARGV[4] == 'absent' then redis.call('HSET', KEYS[8], 'freed_at', now) end
 if ARGV[4] == 'created' or ARGV[6] == '1' then note_sandbox(KEYS[7], ARGV[3], KEYS[8], ARGV[4] == 'created', now) end
 if ARGV[6] == '1' then
   redis.call('ZREM', KEYS[3], ARGV[2])
-  redis.call('EXPIRE', KEYS[2], ARGV[7])
+  redis.call('EXPIRE', KEYS[2], ARGV[14])
   local reservation = 'reserved_' .. redis.call('HGET', KEYS[2], 'role')
   local held = tonumber(redis.call('HGET', KEYS[1], reservation) or '0')
   local cost = tonumber(fields.cost_picousd or ARGV[4] == 'expired' and held or 0)

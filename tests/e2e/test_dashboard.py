@@ -253,6 +253,16 @@ def test_when_redis_is_away_the_page_says_so(ground: Ground, open_page: OpenPage
             check_harmless(watched)
 
 
+def test_behind_a_proxy_the_page_is_called_what_the_browser_calls_it(url: str) -> None:
+    told = {"Host": "localhost:8443", "X-Forwarded-Proto": "https"}
+
+    def page() -> str:
+        return httpx.get(f"{url}dashboard/", headers=told, timeout=20).text
+
+    root = '"root":"https://localhost:8443/dashboard"'
+    wait_until(lambda: root in page(), description="the page is ready", seconds=60)
+
+
 def test_beyond_loopback_the_browser_gives_the_token_as_a_password(
     lasting: Field, open_page: OpenPage, tmp_path: Path
 ) -> None:

@@ -40,6 +40,14 @@ def test_four_episodes_give_four_json_lines(someone: User) -> None:
     assert process.stderr.count("2 of 2") == 4  # the table: sandboxes gone
 
 
+def test_a_proxy_that_the_environment_names_is_not_asked_for_what_runs_here(someone: User) -> None:
+    proxy = "http://127.0.0.1:1"  # nothing listens there
+    proxies = {"HTTP_PROXY": proxy, "http_proxy": proxy, "ALL_PROXY": proxy, "NO_PROXY": "", "no_proxy": ""}
+    process = someone.start("run", "weekly-sales", "--script", "repair", "--workers", "1", **proxies)
+    assert process.wait(60) == ExitCode.OK, process.stderr
+    assert json.loads(process.stdout)["outcome"] == "solved"
+
+
 def test_a_redis_that_is_not_there_is_one_clear_line(someone: User) -> None:
     code, process = someone.run("run", "weekly-sales", REDIS_URL="redis://:secret@127.0.0.1:1/0")
     assert code == ExitCode.REDIS

@@ -232,3 +232,13 @@ def test_a_size_noted_late_brings_no_expired_row_back(farm: Farm, redis: Redis) 
     assert not redis.exists(Keys.allocation(row.allocation_id))
     redis.zrem(Keys.ALLOCATIONS, row.allocation_id)
     farm.ledger.commit(a_receipt(spec), lease.token)
+
+
+def test_a_sandboxs_row_outlives_a_receipt_that_is_written_long_after_it(farm: Farm, redis: Redis) -> None:
+    spec, lease = leased(farm)
+    row = intended(farm, spec, lease)
+    farm.ledger.allocations.refused(row, lease.token, "nothing was made")
+    of_row = Keys.allocation(row.allocation_id)
+    redis.expire(of_row, redis.ttl(of_row) - 1800)  # the verifier waited for half an hour
+    farm.ledger.commit(a_receipt(spec, allocations=(row.allocation_id,)), lease.token)
+    assert redis.ttl(Keys.receipt(spec.episode_id)) < redis.ttl(of_row)

@@ -215,6 +215,14 @@ def test_the_command_writes_a_table_json_and_csv(farm: Farm) -> None:
     assert json.loads(command("--until", "1h", "--json"))["total"]["episodes"] == 0
 
 
+def test_without_a_group_the_csv_has_an_empty_cell_and_the_table_a_dash(farm: Farm) -> None:
+    ended(farm, 4000, 2000, group_id="g-1")
+    ended(farm, 40, 20)
+    rows = list(csv.DictReader(command("--by", "group", "--format", "csv").splitlines()))
+    assert [row["group"] for row in rows] == ["g-1", ""]
+    assert [line.split()[0] for line in command("--by", "group").splitlines()] == ["group", "g-1", "-", "total"]
+
+
 def test_the_table_says_what_runs_now(farm: Farm) -> None:
     spec, lease = leased(farm)
     sandbox(farm, spec, lease, Role.POLICY, ms=None)

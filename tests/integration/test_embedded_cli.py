@@ -203,6 +203,15 @@ def test_sandboxes_serve_does_not_print_a_key_of_yours(tmp_path: Path) -> None:
         assert E2BProvider("my-own-key", api_url=url).list({}) == []
 
 
+def test_a_service_on_this_host_is_reached_whatever_proxy_the_environment_names(tmp_path: Path) -> None:
+    proxy = "http://127.0.0.1:1"  # nothing listens there
+    proxies = {"HTTP_PROXY": proxy, "http_proxy": proxy, "ALL_PROXY": proxy, "NO_PROXY": "", "no_proxy": ""}
+    with serving(tmp_path, E2B_API_KEY="my-own-key") as (url, _):
+        done = run(tmp_path, "doctor", "--json", E2B_API_KEY="my-own-key", FARM_E2B_API_URL=url, **proxies)
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert (found["Provider"]["status"], found["Provider"]["detail"]) == ("ok", f"{url} accepts the key")
+
+
 def test_terminus_beyond_loopback_needs_a_token(tmp_path: Path) -> None:
     done = run(tmp_path, "terminus", "--host", "0.0.0.0", "--port", "0")
     assert done.returncode == 3

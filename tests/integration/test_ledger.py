@@ -267,8 +267,7 @@ def test_what_is_over_expires_and_what_is_open_does_not(farm: Farm, redis: Redis
     assert redis.ttl(Keys.allocation(row.allocation_id)) == -1
     farm.ledger.allocations.refused(row, lease.token, "nothing was made")
     farm.ledger.commit(a_receipt(spec), lease.token)
-    over = [Keys.allocation(row.allocation_id), Keys.episode(spec.episode_id)]
-    for key in [*over, Keys.receipt(spec.episode_id), Keys.finished(spec.run_id)]:
+    for key in (Keys.episode(spec.episode_id), Keys.receipt(spec.episode_id), Keys.finished(spec.run_id)):
         assert RETENTION - 5 <= redis.ttl(key) <= RETENTION, key
 
 

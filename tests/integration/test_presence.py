@@ -38,6 +38,7 @@ def test_a_worker_that_stops_beating_is_forgotten_with_its_slots(presence: Prese
     wait_until(lambda: presence.workers() == [], description="the worker is forgotten")
     presence.beat_worker(row("w2"), ["w2-1"])
     assert redis.zrange(Keys.SLOTS, 0, -1) == ["w2-1"]
+    assert redis.zrange(Keys.WORKERS, 0, -1) == ["w2"]
 
 
 def test_a_worker_that_leaves_is_forgotten_at_once(lasting: Presence, redis: Redis) -> None:
@@ -103,8 +104,13 @@ def test_slots_of_before_a_step_are_gone_after_their_time(presence: Presence, re
 def test_a_worker_of_before_a_step_is_gone_after_its_time(presence: Presence, redis: Redis) -> None:
     presence.beat_worker(row("w1"), [])
     age_by_step(redis, Keys.worker("w1"))
+    age_by_step(redis, Keys.WORKERS)
     assert presence.workers() == [row("w1")]
     wait_until(lambda: presence.workers() == [], description="the worker is forgotten")
+    presence.beat_worker(row("w2"), [])
+    wait_until(lambda: presence.workers() == [], description="so is the other")
+    presence.beat_worker(row("w3"), [])
+    assert redis.zrange(Keys.WORKERS, 0, -1) == ["w3"]
 
 
 def test_a_trainer_of_before_a_step_is_lost_after_its_time(presence: Presence, redis: Redis) -> None:

@@ -15,7 +15,7 @@ from orchestrator.keys import Keys
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec, SettledReceipt
 from orchestrator.vocabulary import Outcome
-from tests.support.bare_farm import a_receipt, a_spec, intended, leased, stored
+from tests.support.bare_farm import a_receipt, a_spec, intended, leased, opened_farm, stored
 
 MANY = 450
 """More than two pages."""
@@ -73,6 +73,16 @@ def test_a_thousand_receipts_of_one_millisecond_are_paged_too(farm: Farm, redis:
     names = bulk(redis, MANY, at=BASE)
     assert select(farm) == names[::-1]
     assert select(farm, until=BASE / 1000) == names[::-1]
+
+
+def test_a_run_longer_than_the_retention_counts_what_has_its_receipt(redis_url: str, redis: Redis) -> None:
+    with opened_farm(redis_url, receipt_retention_seconds=60) as farm:
+        for ago in (3600, 61, 50):
+            written = (int(farm.ledger.now()) - ago) * 1000
+            redis.xadd(Keys.finished("run-test"), {"episode": f"e-{ago}"}, id=f"{written}-1")
+        ended(farm)
+        assert reader(farm).count_of_run("run-test") == 2
+        assert redis.ttl(Keys.finished("run-test")) in (59, 60)
 
 
 def test_a_receipt_written_meanwhile_moves_nothing(farm: Farm, redis: Redis) -> None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -57,6 +58,17 @@ def test_everything_is_counted_from_the_rows(farm: Farm) -> None:
     shown = json.loads(json.dumps(seen.as_json()))
     assert shown["capacity"]["free"] == 3
     assert shown["unresolved"][0]["detail"] == "its answer was lost"
+
+
+def test_a_reading_looks_through_no_foreign_keys_and_sees_a_draining_worker(farm: Farm) -> None:
+    def scans() -> int:
+        stats = cast("dict[str, dict[str, int]]", farm.redis.info("commandstats"))
+        return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("scan", "keys"))
+
+    farm.presence.beat_worker(WorkerRow("worker-a", "host-a", 1, "draining", 2, "http://127.0.0.1:1"), [])
+    before = scans()
+    assert [(row.worker_id, row.state) for row in status(farm).workers] == [("worker-a", "draining")]
+    assert scans() == before
 
 
 def test_a_hosts_own_workers_are_those_with_a_live_slot(farm: Farm) -> None:

@@ -32,9 +32,10 @@ from tests.support.redis_server import running_redis
 from tests.support.waiting import wait_until
 
 
-def started(settings: Settings, directory: Path, *words: str) -> Marked:
+def started(settings: Settings, directory: Path, *words: str, **variables: str) -> Marked:
     command = [sys.executable, "-m", "deploy.cli", "status", "--watch", "--every", "0.2", *words]
-    return Marked(command, environment=worker_environment(settings), cwd=directory, output=directory / "output")
+    environment = {**worker_environment(settings), **variables}
+    return Marked(command, environment=environment, cwd=directory, output=directory / "output")
 
 
 @pytest.fixture
@@ -77,38 +78,69 @@ def test_elsewhere_it_is_plain_text_again_and_again_until_ctrl_c(farm: Farm, wat
     assert watching.stderr == ""
 
 
+class Terminal:
+    """`status --watch` in a terminal of its own, of this kind, and what it shows."""
+
+    def __init__(self, settings: Settings, directory: Path, kind: str) -> None:
+        self._ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "deploy.cli", "status", "--watch", "--every", "0.2"]
+        environment = {**worker_environment(settings), "TERM": kind, "COLUMNS": "150", "LINES": "40"}
+        self.process = subprocess.Popen(
+            command, cwd=directory, env=environment, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True
+        )
+        os.close(theirs)
+        self.seen = bytearray()
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        os.close(self._ours)
+
+    def shows(self, text: bytes) -> bool:
+        """Whether this has been shown by now."""
+        if select.select([self._ours], [], [], 0.1)[0]:
+            try:
+                self.seen.extend(os.read(self._ours, 65_536))
+            except OSError:  # the other end is closed
+                return True
+        return text in self.seen
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_in_a_terminal_it_is_a_board_and_the_cursor_comes_back(
     farm: Farm, settings: Settings, tmp_path: Path, number: signal.Signals
 ) -> None:
     name = ended(farm, Outcome.WRONG_ANSWER)
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "deploy.cli", "status", "--watch", "--every", "0.2"]
-    environment = {**worker_environment(settings), "TERM": "xterm", "COLUMNS": "150", "LINES": "40"}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True
-    ) as process:
-        os.close(theirs)
-        seen = bytearray()
+    with Terminal(settings, tmp_path, "xterm") as terminal:
+        wait_until(lambda: terminal.shows(name.encode()), description="the board", seconds=40)
+        terminal.seen.clear()
+        wait_until(lambda: terminal.shows(b"wrong_answer"), description="it is drawn again")
+        terminal.process.send_signal(number)
+        wait_until(lambda: terminal.shows(b"\x1b[?25h"), description="the cursor is shown again")
+        assert terminal.process.wait(20) == 0
 
-        def read_until(text: bytes) -> bool:
-            if select.select([ours], [], [], 0.1)[0]:
-                try:
-                    seen.extend(os.read(ours, 65_536))
-                except OSError:  # the other end is closed
-                    return True
-            return text in seen
 
-        try:
-            wait_until(lambda: read_until(name.encode()), description="the board", seconds=40)
-            seen.clear()
-            wait_until(lambda: read_until(b"wrong_answer"), description="it is drawn again")
-            process.send_signal(number)
-            wait_until(lambda: read_until(b"\x1b[?25h"), description="the cursor is shown again")
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
-            os.close(ours)
+@pytest.mark.parametrize("kind", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_text(
+    farm: Farm, settings: Settings, tmp_path: Path, kind: str
+) -> None:
+    name = ended(farm, Outcome.WRONG_ANSWER)
+    with Terminal(settings, tmp_path, kind) as terminal:
+        wait_until(lambda: terminal.shows(name.encode()), description="the outcome", seconds=40)
+        assert name.encode() in terminal.seen
+        assert b"\x1b" not in terminal.seen
+
+
+def test_a_file_gets_plain_text_also_where_colours_are_asked_for(settings: Settings, tmp_path: Path) -> None:
+    process = started(settings, tmp_path, FORCE_COLOR="1", TERM="xterm")
+    try:
+        wait_until(lambda: process.stdout.count("workers     0") >= 2, description="two looks", seconds=40)
+        assert "\x1b" not in process.stdout
+    finally:
+        process.end()
 
 
 def test_as_json_it_is_an_object_a_line(farm: Farm, settings: Settings, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.dashboard import charts
-from orchestrator.dashboard.history import BUCKETS, Ended, nearest_rank, series, window_of
+from orchestrator.dashboard.history import BUCKETS, RING, Ended, gap_before, nearest_rank, series, window_of
 from orchestrator.dashboard.wording import counted, dollars, dollars_short, seconds, size
 from orchestrator.vocabulary import Outcome
 
@@ -66,6 +66,14 @@ def test_the_window_follows_the_newest_hundred_episodes() -> None:
     assert window_of([ended(10), ended(1000)], NOW) == 3600
     assert window_of([ended(1 + number / 10) for number in range(100)] + [ended(80_000)], NOW) == 300
     assert window_of([ended(10), ended(200_000)], NOW) == 300, "older than the longest window: not shown anyway"
+
+
+def test_a_full_ring_says_from_when_on_the_charts_are_whole() -> None:
+    full = [ended(number * 20) for number in range(RING)]  # eleven hours
+    assert gap_before(full, NOW, 86_400) == full[-1].finished_at
+    assert gap_before(full, NOW, 21_600) is None
+    assert gap_before(full[:-1], NOW, 86_400) is None, "nothing was dropped yet"
+    assert gap_before([], NOW, 86_400) is None
 
 
 def test_quantiles_are_values_that_occurred() -> None:

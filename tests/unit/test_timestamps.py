@@ -37,6 +37,12 @@ def test_what_is_no_moment_is_named_with_its_option(text: str) -> None:
         parse_moment(text, now=NOW, option="--until")
 
 
+@pytest.mark.parametrize("text", ["1796047200500", "1796047200500000", "179604720050.5"])
+def test_milliseconds_are_not_taken_for_the_far_future(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"--since.*leave out the last three digits"):
+        parse_moment(text, now=NOW, option="--since")
+
+
 def test_a_moment_is_shown_in_utc_and_none_as_a_dash() -> None:
     assert show_moment(1_796_047_200.9) == "2026-11-30 14:00:00"
     assert show_moment(None) == "-"
