@@ -90,7 +90,9 @@ def _collect(
     capacity = pool.capacity()
     if not capacity.live_slots:
         errors().print("no worker is alive yet; waiting for one (rollout-farm worker starts one)", markup=False)
-    places = parallel or max(1, min(capacity.live_slots or _SLOTS_EXPECTED, capacity.concurrency_limit))
+    # More than the policy answers at once would spend their windows waiting for each other's answers.
+    fitting = min(capacity.live_slots or _SLOTS_EXPECTED, capacity.concurrency_limit, policy.batch)
+    places = parallel or max(1, fitting)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors(), transient=False) as bar:
         row = bar.add_task("episodes", total=len(left))

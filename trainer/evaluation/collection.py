@@ -1,7 +1,8 @@
 """Running an evaluation's episodes: which are left, and many of them live at once on the farm.
 
-What always holds: the policy is asked in one thread, in batches of whatever episodes wait for it, while the others'
-commands run; every episode that began here has ended or is cancelled when `collect` returns or raises; a result is kept
+What always holds: the policy is asked in one thread, for no more episodes than it answers at once, those first that
+have waited longest, and what it says is carried out before it is asked again: an episode's window runs while others
+are answered; every episode that began here has ended or is cancelled when `collect` returns or raises; a result is kept
 only of an episode with a receipt, and one that we cancelled ourselves gives none; one process at a time runs an
 evaluation: what is found of it is what an earlier one left.
 """
@@ -121,24 +122,24 @@ class Collector(Generic[C]):
 
     def _collect(self, todo: deque[Planned], parallel: int) -> None:
         running = 0
+        waiting: deque[_Live[C]] = deque()
         threads = ThreadPoolExecutor(parallel, thread_name_prefix="evaluation")
         try:
             while todo or running:
                 while todo and running < parallel:
                     self._begin(threads, todo.popleft())
                     running += 1
-                asking = []
-                for event in self._wait():
+                for event in self._wait(block=not waiting):
                     if isinstance(event, BaseException):
                         raise event
                     if isinstance(event, EpisodeResult):
                         running -= 1
                         self._keep(event)
                     elif not event.observed or self._policy.observe(event.conversation, event.observed):
-                        asking.append(event)
+                        waiting.append(event)
                     else:
                         threads.submit(self._guarded, self._end, event)
-                if asking:
+                if asking := [waiting.popleft() for _ in range(min(self._policy.batch, len(waiting)))]:
                     for live, calls in zip(asking, self._ask(asking), strict=True):
                         threads.submit(self._guarded, self._act, live, calls)
         finally:
@@ -162,10 +163,10 @@ class Collector(Generic[C]):
         conversation = self._policy.begin(self._tasks[planned.task], seed)
         threads.submit(self._guarded, self._start, planned, conversation)
 
-    def _wait(self) -> list[_Live[C] | EpisodeResult | BaseException]:
-        """At least one event, and all others that are there already."""
+    def _wait(self, *, block: bool) -> list[_Live[C] | EpisodeResult | BaseException]:
+        """All events that are there already; with `block` at least one."""
         events: list[_Live[C] | EpisodeResult | BaseException] = []
-        while not events:
+        while block and not events:
             try:
                 events.append(self._events.get(timeout=_LOOK_SECONDS))
             except queue.Empty:
