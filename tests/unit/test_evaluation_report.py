@@ -112,6 +112,20 @@ def test_a_task_without_a_score_on_one_side_is_left_out_and_named() -> None:
     assert compare(an_evaluation([[LOST]]), an_evaluation([[YES]])).difference is None
 
 
+def test_zeros_of_a_side_that_ran_out_of_time_are_pointed_at(capsys: pytest.CaptureFixture[str]) -> None:
+    late = Outcome.WINDOW_EXHAUSTED
+    found = compare(an_evaluation([[YES, late], [late, LOST]]), an_evaluation([[YES, YES], [NO, late]], seed=0))
+    notes = [note for note in found.notes if "ran out of time" in note]
+    assert [note.split(" (")[0] for note in notes] == [
+        "first: 2 of 3 episodes ran out of time",
+        "second: 1 of 4 episodes ran out of time",
+    ]
+    assert all("their zeros tell of the machine as well" in note for note in notes)
+    assert "ran out of time" in shown(capsys, *comparison_tables(found))
+    without = compare(an_evaluation([[YES]]), an_evaluation([[NO]]))
+    assert not [note for note in without.notes if "ran out of time" in note]
+
+
 def refusal(first: Evaluation, second: Evaluation) -> str:
     with pytest.raises(NotAlike) as refused:
         compare(first, second)
