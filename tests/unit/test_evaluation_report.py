@@ -104,6 +104,18 @@ def test_a_difference_on_every_task_is_decided() -> None:
     assert not compare(an_evaluation([[NO, NO]] * tasks), an_evaluation([[NO, NO]] * tasks)).decided
 
 
+def test_fewer_than_six_tasks_decide_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    few, enough = (compare(an_evaluation([[NO]] * count), an_evaluation([[YES]] * count)) for count in (5, 6))
+    assert (few.decided, enough.decided) == (False, True)
+    body = json.loads(as_json(few))
+    assert (body["decided"], body["too_few_tasks"]) == (False, True)
+    assert json.loads(as_json(enough))["too_few_tasks"] is False
+    assert "too few tasks to tell" in shown(capsys, *comparison_tables(few))
+    assert "too few tasks to tell" not in shown(capsys, *comparison_tables(enough))
+    scored = compare(an_evaluation([[NO]] * 6), an_evaluation([[YES]] * 5 + [[LOST]]))
+    assert scored.too_few_tasks, "only those with a score on both sides count"
+
+
 def test_a_task_without_a_score_on_one_side_is_left_out_and_named() -> None:
     found = compare(an_evaluation([[NO], [LOST]]), an_evaluation([[YES], [YES]]))
     assert found.left_out == ("task-1",)

@@ -16,6 +16,10 @@ from trainer.evaluation.report import Estimate, Report, summarize
 from trainer.evaluation.results import Evaluation
 from trainer.evaluation.statistics import bootstrap_mean, mean, paired_differences
 
+FEWEST_TASKS = 6
+"""Fewer decide nothing: a bootstrap of values of one sign never holds zero, and five tasks are of one sign by chance
+more often than one time in twenty (2 / 2**5)."""
+
 
 class NotAlike(FarmError):
     """Two evaluations cannot be compared; `.reasons` has a line for each thing that differs."""
@@ -56,9 +60,14 @@ class Comparison:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval of the difference leaves out zero."""
+        """Whether the interval of the difference leaves out zero, with enough tasks for it to mean something."""
         interval = self.difference.interval if self.difference else None
-        return interval is not None and (interval.low > 0 or interval.high < 0)
+        return interval is not None and not self.too_few_tasks and (interval.low > 0 or interval.high < 0)
+
+    @property
+    def too_few_tasks(self) -> bool:
+        """Whether fewer than `FEWEST_TASKS` tasks have a score on both sides: then nothing is decided."""
+        return len(self.by_task) < FEWEST_TASKS
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
