@@ -29,8 +29,9 @@ _LEAVE_SECONDS = 60.0
 class FarmRolloutWorker(HarnessRolloutWorker):  # type: ignore[misc]
     """TRL's HarnessRolloutWorker over a PoolSessionFactory; other arguments are TRL's own.
 
-    Too many failed sessions end the child, and `AsyncGRPOTrainer.train` raises RuntimeError: the exception chained to
-    it has the counts and the most frequent cause.
+    Too many failed sessions, or a whole window of them that TRL closed unfinished because the model's side failed, end
+    the child, and `AsyncGRPOTrainer.train` raises RuntimeError: the exception chained to it has the counts and the
+    most frequent cause.
     """
 
     def __init__(

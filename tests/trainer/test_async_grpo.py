@@ -28,6 +28,7 @@ from tests.support.cpu_grpo import (
     AsyncGRPOConfig,
     AsyncGRPOTrainer,
     CpuRolloutWorker,
+    NoModelWorker,
     WeightFile,
     call_token,
     tiny_policy,
@@ -76,14 +77,20 @@ class Logs(TrainerCallback):  # type: ignore[misc]
 
 
 def made_trainer(
-    field: Field, directory: Path, task: Task, *, steps: int, failures: FailureLimit | None = None
+    field: Field,
+    directory: Path,
+    task: Task,
+    *,
+    steps: int,
+    failures: FailureLimit | None = None,
+    worker_class: type[CpuRolloutWorker] = CpuRolloutWorker,
 ) -> tuple[Any, Logs]:
     """TRL's trainer over the farm: groups of four, four sessions at once."""
     tokenizer, model = tiny_policy(CALLS, directory / "model", seed=1)
     weights = WeightFile(directory / "weights.pt")
     factory = PoolSessionFactory(field.settings, [task], run_id="run-async", failures=failures)
     rows = Dataset.from_list(factory.rows())
-    worker = CpuRolloutWorker(
+    worker = worker_class(
         factory,
         directory=directory / "model",
         weights=directory / "weights.pt",
@@ -182,6 +189,17 @@ def test_async_grpo_stops_when_too_many_sessions_fail(ground: Ground, tmp_path: 
     assert "TooManyFailures: 4 of the last 4 sessions failed (100%, limit 50%)" in cause
     assert "most frequent cause: setup_failed, 4 times" in cause
     assert not [row for row in logs.rows if "reward" in row]
+
+
+def test_async_grpo_stops_when_its_model_server_refuses_every_request(ground: Ground, tmp_path: Path) -> None:
+    with open_field(ground) as field, without_gpu():
+        field.worker("w1")
+        limit = FailureLimit(window=4, minimum=4)
+        trainer, _ = made_trainer(field, tmp_path, seven(), steps=3, failures=limit, worker_class=NoModelWorker)
+        with pytest.raises(RuntimeError, match="child has failed") as stopped:
+            trainer.train()
+        check_nothing_left(field)
+    assert "sessions in a row were closed unfinished: the harness or model server fails" in str(stopped.value.__cause__)
 
 
 def style(*, completion_ids: list[list[int]], **_: Any) -> list[float]:
