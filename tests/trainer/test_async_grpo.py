@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.tasks import Task, parse_task
 from orchestrator.vocabulary import Outcome
+from tests.support.bare_farm import farm_settings
 from tests.support.farm import Field, open_field
 from tests.support.ground import Ground
 from tests.support.redis_server import announced
@@ -34,7 +35,7 @@ from tests.support.cpu_grpo import (
     tiny_policy,
     without_gpu,
 )
-from trainer.async_grpo import _only_scored
+from trainer.async_grpo import FarmRolloutWorker, _only_scored
 
 pytest_plugins = ["tests.support.farm"]
 pytestmark = [
@@ -200,6 +201,20 @@ def test_async_grpo_stops_when_its_model_server_refuses_every_request(ground: Gr
             trainer.train()
         check_nothing_left(field)
     assert "sessions in a row were closed unfinished: the harness or model server fails" in str(stopped.value.__cause__)
+
+
+def test_an_answer_may_be_as_long_as_a_tool_call_needs(redis_url: str) -> None:
+    """TRL's loop alone takes 32 tokens a turn; what the caller says counts."""
+    factory = PoolSessionFactory(farm_settings(redis_url))
+    with without_gpu():
+        default, told = FarmRolloutWorker(factory), FarmRolloutWorker(factory, max_tokens=64, request_timeout=30)
+    assert given(default) == (512, 600)
+    assert given(told) == (64, 30)
+
+
+def given(worker: Any) -> tuple[int, int]:
+    """What the child's loop is made with."""
+    return worker._loop_kwargs["max_tokens"], worker._loop_kwargs["request_timeout"]
 
 
 def style(*, completion_ids: list[list[int]], **_: Any) -> list[float]:
