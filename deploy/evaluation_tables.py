@@ -47,6 +47,8 @@ def report_table(report: Report) -> Table:
     table.add_row("s an episode", *_spread(report.latency.episode))
     table.add_row("s of it generation", *_spread(report.latency.generation), end_section=True)
     table.add_row("sandboxes, USD", f"{report.cost.total_usd:.6f}", f"failures {report.cost.failures_usd:.6f}")
+    if report.cost.interrupted_usd:
+        table.add_row("", "", f"interrupted {report.cost.interrupted_usd:.6f}")
     return table
 
 

@@ -101,7 +101,10 @@ def _collect(
             file.add(result)
             bar.advance(row)
 
-        Collector(pool, identity, tasks, policy, keep=keep, check=check).collect(left, parallel=places)
+        collector = Collector(
+            pool, identity, tasks, policy, keep=keep, keep_interrupted=file.add_interrupted, check=check
+        )
+        collector.collect(left, parallel=places)
 
 
 def _tasks(names: Sequence[str]) -> list[Task]:

@@ -15,7 +15,7 @@ from orchestrator.vocabulary import Outcome
 from tests.support.evaluations import a_result, an_evaluation
 from trainer.evaluation.comparison import NotAlike, compare
 from trainer.evaluation.report import summarize
-from trainer.evaluation.results import Evaluation
+from trainer.evaluation.results import Evaluation, Interrupted
 
 YES, NO, LOST = Outcome.SOLVED, Outcome.WRONG_ANSWER, Outcome.SANDBOX_LOST
 
@@ -66,6 +66,15 @@ def test_latency_and_cost_of_failures_do_not_mix_with_those_of_scores() -> None:
     assert report.cost.scored_usd == Decimal("0.000001")
     assert report.cost.failures_usd == Decimal("0.000003")
     assert report.cost.total_usd == Decimal("0.000004")
+
+
+def test_what_interruptions_cost_is_in_the_total_and_stands_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    cut = (Interrupted(episode_id="e-1", cost_picousd=2_000_000), Interrupted(episode_id="e-2", cost_picousd=3_000_000))
+    report = summarize(replace(an_evaluation([[YES, LOST]]), interrupted=cut))
+    assert (report.cost.total_usd, report.cost.interrupted_usd) == (Decimal("0.000007"), Decimal("0.000005"))
+    assert report.cost.per_scored_episode_usd == Decimal("0.000001")
+    assert (report.scored, report.failures.count) == (1, 1)
+    assert "interrupted 0.000005" in shown(capsys, report_table(report))
 
 
 def test_an_episode_that_a_retry_made_good_counts_once_as_a_score_and_once_as_a_failure() -> None:
