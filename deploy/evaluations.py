@@ -93,6 +93,12 @@ def _collect(
     # More than the policy answers at once would spend their windows waiting for each other's answers.
     fitting = min(capacity.live_slots or _SLOTS_EXPECTED, capacity.concurrency_limit, policy.batch)
     places = parallel or max(1, fitting)
+    if places > policy.batch:
+        errors().print(
+            f"--parallel {places} is more than the --batch of {policy.batch}: episodes wait for each other's answers "
+            "and may run out of time, which scores 0",
+            markup=False,
+        )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors(), transient=False) as bar:
         row = bar.add_task("episodes", total=len(left))

@@ -119,56 +119,6 @@ def test_episodes_are_live_together(pool: Pool, farm: Field) -> None:
     assert len(found) == 4
 
 
-class Beginning:
-    """The beginning of one episode."""
-
-
-class OneByOne:
-    """Answers one episode at a time, none before the one answered last has what its command gave."""
-
-    batch = 1
-
-    def __init__(self) -> None:
-        self.collector: Collector[Beginning] | None = None
-        self._last: Beginning | None = None
-        self.asked: list[int] = []
-
-    def begin(self, task: Task, seed: int) -> Beginning:
-        return Beginning()
-
-    def respond(self, conversations: Sequence[Beginning]) -> list[list[ToolCall]]:
-        if not self.asked:  # from now on several wait
-            wait_until(self._all_wait, description="all episodes wait for an answer")
-        self.asked.append(len(conversations))
-        wait_until(self._carried_out, description="the last answer is carried out before the next is asked for")
-        self._last = conversations[-1]
-        return [[ToolCall("terminal", {"command": "true"})] for _ in conversations]
-
-    def _all_wait(self) -> bool:
-        assert self.collector is not None
-        return sum(live.waiting_since > 0 for live in self.collector._live.values()) == 4
-
-    def _carried_out(self) -> bool:
-        assert self.collector is not None
-        return all(live.observed for live in self.collector._live.values() if live.conversation is self._last)
-
-    def observe(self, conversation: Beginning, results: Sequence[tuple[str, str]]) -> bool:
-        return False
-
-    def usage(self, conversation: Beginning) -> Usage:
-        return Usage(turns=1)
-
-
-def test_what_the_policy_says_is_carried_out_before_it_is_asked_for_others(pool: Pool, farm: Field) -> None:
-    policy = OneByOne()
-    identity = identity_of(pool, label="one-by-one")
-    results: list[EpisodeResult] = []
-    policy.collector = Collector(pool, identity, TASKS, policy, keep=results.append)
-    policy.collector.collect(plan(identity, [], retry_failed=False), parallel=4)
-    assert policy.asked == [1] * 4
-    assert {result.outcome for result in results} == {Outcome.NOT_SUBMITTED}
-
-
 # models
 
 
