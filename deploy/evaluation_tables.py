@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.terminal import safe
-from trainer.evaluation.comparison import Comparison
+from trainer.evaluation.comparison import FEWEST_TASKS, Comparison
 from trainer.evaluation.report import Estimate, Report
 from trainer.evaluation.statistics import Spread
 
@@ -24,6 +24,7 @@ def as_json(shown: Report | Comparison) -> str:
     body: Any = TypeAdapter(type(shown)).dump_python(shown, mode="json")
     if isinstance(shown, Comparison):
         body["decided"] = shown.decided
+        body["too_few_tasks"] = shown.too_few_tasks
     return json.dumps(body, indent=2)
 
 
@@ -46,6 +47,8 @@ def report_table(report: Report) -> Table:
     table.add_row("s an episode", *_spread(report.latency.episode))
     table.add_row("s of it generation", *_spread(report.latency.generation), end_section=True)
     table.add_row("sandboxes, USD", f"{report.cost.total_usd:.6f}", f"failures {report.cost.failures_usd:.6f}")
+    if report.cost.interrupted_usd:
+        table.add_row("", "", f"interrupted {report.cost.interrupted_usd:.6f}")
     return table
 
 
@@ -62,6 +65,8 @@ def comparison_tables(comparison: Comparison) -> Iterator[Table]:
     table.add_row("policy", Text(safe(first.subject.name)), Text(safe(second.subject.name)))
     table.add_row("mean score", _estimate(first.score)[0], _estimate(second.score)[0])
     table.add_row("difference", "", _difference(comparison.difference))
+    if comparison.too_few_tasks:
+        table.add_row("", "", f"too few tasks to tell: below {FEWEST_TASKS}")
     table.add_row("better on, worse on", "", f"{comparison.better}, {comparison.worse}", end_section=True)
     table.add_row("infrastructure failures", str(first.failures.count), str(second.failures.count))
     table.add_row("s an episode", _spread(first.latency.episode)[0], _spread(second.latency.episode)[0])

@@ -90,7 +90,15 @@ def _collect(
     capacity = pool.capacity()
     if not capacity.live_slots:
         errors().print("no worker is alive yet; waiting for one (rollout-farm worker starts one)", markup=False)
-    places = parallel or max(1, min(capacity.live_slots or _SLOTS_EXPECTED, capacity.concurrency_limit))
+    # More than the policy answers at once would spend their windows waiting for each other's answers.
+    fitting = min(capacity.live_slots or _SLOTS_EXPECTED, capacity.concurrency_limit, policy.batch)
+    places = parallel or max(1, fitting)
+    if places > policy.batch:
+        errors().print(
+            f"--parallel {places} is more than the --batch of {policy.batch}: episodes wait for each other's answers "
+            "and may run out of time, which scores 0",
+            markup=False,
+        )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors(), transient=False) as bar:
         row = bar.add_task("episodes", total=len(left))
@@ -99,7 +107,10 @@ def _collect(
             file.add(result)
             bar.advance(row)
 
-        Collector(pool, identity, tasks, policy, keep=keep, check=check).collect(left, parallel=places)
+        collector = Collector(
+            pool, identity, tasks, policy, keep=keep, keep_interrupted=file.add_interrupted, check=check
+        )
+        collector.collect(left, parallel=places)
 
 
 def _tasks(names: Sequence[str]) -> list[Task]:

@@ -1,8 +1,9 @@
 """TRL's asynchronous GRPO on the farm: a rollout worker whose child makes its sessions with our factory.
 
     worker = FarmRolloutWorker(factory, model_name=..., dataset=rows, processing_class=tokenizer, eos_token_ids=[...],
-                               num_generations=8, max_inflight_tasks=16)
-    AsyncGRPOTrainer(model=..., train_dataset=rows, rollout_worker=worker).train()
+                               num_generations=8, max_inflight_tasks=16, max_tokens=config.max_completion_length,
+                               max_tool_calling_iterations=config.max_tool_calling_iterations)
+    AsyncGRPOTrainer(model=..., train_dataset=rows, args=config, rollout_worker=worker).train()
 
 What always holds: the factory is pickled into the spawned child and connects there; a child that has failed or died is
 an error in the trainer at its next look, never a wait for ever. One thread of the child drives one session, so
@@ -25,12 +26,21 @@ from trainer.sessions import PoolSessionFactory
 _LEAVE_SECONDS = 60.0
 """For the child to close its sessions: what each is in the middle of, and the deletion of its sandbox."""
 
+_SAMPLING = {"max_tokens": 512, "request_timeout": 600}
+"""What TRL's loop is given where the caller says nothing: its own 32 tokens cut a tool call short."""
+
 
 class FarmRolloutWorker(HarnessRolloutWorker):  # type: ignore[misc]
     """TRL's HarnessRolloutWorker over a PoolSessionFactory; other arguments are TRL's own.
 
-    Too many failed sessions end the child, and `AsyncGRPOTrainer.train` raises RuntimeError: the exception chained to
-    it has the counts and the most frequent cause.
+    It does not see the trainer's AsyncGRPOConfig: hand over what both should know. `max_tokens` is the longest answer
+    of a turn, 512 where nothing is said; `request_timeout` is how many seconds the model server has for it, 600 where
+    nothing is said (TRL's loop alone would take 32 and 120). `max_tool_calling_iterations` is how many turns an
+    episode has, 8 for None.
+
+    Too many failed sessions, or a whole window of them that TRL closed unfinished because the model's side failed, end
+    the child, and `AsyncGRPOTrainer.train` raises RuntimeError: the exception chained to it has the counts and the
+    most frequent cause.
     """
 
     def __init__(
@@ -40,7 +50,7 @@ class FarmRolloutWorker(HarnessRolloutWorker):  # type: ignore[misc]
         super().__init__(
             harness_session_factory=functools.partial(_given, factory),
             harness_adapter=harness_adapter or MCPHarnessAdapter(),
-            **{**loop, "reward_funcs": [_only_scored(func) for func in loop.get("reward_funcs") or []]},
+            **{**_SAMPLING, **loop, "reward_funcs": [_only_scored(func) for func in loop.get("reward_funcs") or []]},
         )
 
     _process: Any  # the child, TRL's own

@@ -24,7 +24,7 @@ from orchestrator.errors import RedisUnavailable, SettingsError
 from orchestrator.finished import START, Finished
 from orchestrator.pool import Pool
 from orchestrator.records import SettledReceipt
-from trainer.signals import is_count
+from trainer.signals import AVERAGED, is_count, mean_name
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,8 @@ class MetricsLog(TrainerCallback):  # type: ignore[misc, unused-ignore] # transf
 
     def __init__(self, path: Path, on_step: Callable[[int], None]) -> None:
         self.summary: dict[str, float | None] = {}
-        """Counts of the whole run, of every other number the newest."""
+        """Counts of the whole run, of every other number the newest; means over the run of those to be judged by."""
+        self._averaged: dict[str, list[float]] = {}
         self._path = path
         self._on_step = on_step
 
@@ -110,6 +111,10 @@ class MetricsLog(TrainerCallback):  # type: ignore[misc, unused-ignore] # transf
         numbers = {name: _finite(value) for name, value in (logs or {}).items()}
         for name, value in numbers.items():
             self.summary[name] = (self.summary.get(name) or 0) + value if is_count(name) else value
+            if name in AVERAGED and value is not None:
+                seen = self._averaged.setdefault(name, [])
+                seen.append(value)
+                self.summary[mean_name(name)] = math.fsum(seen) / len(seen)
         if state.is_world_process_zero:
             append(self._path, {"step": state.global_step, "time": time.time(), **numbers})
 

@@ -1,7 +1,8 @@
 """Failures of sessions: counted by cause, judged against a limit, and turned into the end of the run above it.
 
 What always holds: a session is counted once, as scored, failed or abandoned; a failed one has no score anywhere; once
-the share of failures was above the limit, every further session is refused with the same text.
+the share of failures was above the limit, or a whole window of sessions in a row was closed unfinished, every further
+session is refused with the same text.
 """
 
 from __future__ import annotations
@@ -18,8 +19,17 @@ Verdict = tuple[str, str] | None
 """How a session ended: None when it was scored, else (cause, detail) of its failure."""
 
 
+_MEND_FARM = (
+    "Look at `rollout-farm status` and `rollout-farm doctor`, mend the cause and start again, or allow more with "
+    "FailureLimit(rate=...)"
+)
+_MEND_HARNESS = "Mend that and start again, or allow more in a row with FailureLimit(window=...)"
+
+
 class TooManyFailures(BaseException):
-    """More sessions failed than the limit allows: the run has to stop, since its data would be whatever is left.
+    """More sessions failed or were left unfinished than the limit allows: the run has to stop.
+
+    Its data would be whatever is left.
 
     Not an Exception, on purpose: harness loops take every Exception of a session for one bad rollout and go on (TRL's
     with a line in its log, OpenEnv's collector with a count). This leaves both at once.
@@ -28,7 +38,11 @@ class TooManyFailures(BaseException):
 
 @dataclass(frozen=True)
 class FailureLimit:
-    """Stop when more than `rate` of the last `window` sessions failed, once `minimum` have ended; 1.0 never stops."""
+    """Stop when more than `rate` of the last `window` sessions failed, once `minimum` have ended; 1.0 never stops.
+
+    Also when `window` sessions in a row were closed before they were verified: what drives them fails, and harnesses
+    only log that.
+    """
 
     rate: float = 0.25
     window: int = 40
@@ -88,6 +102,13 @@ def judge(ended: Sequence[Verdict], limit: FailureLimit) -> str | None:
     )
 
 
+def judge_unfinished(in_a_row: int, limit: FailureLimit) -> str | None:
+    """Why the run has to stop, given how many sessions in a row were closed unfinished; None while it may go on."""
+    if in_a_row < limit.window or limit.rate == 1:
+        return None
+    return f"{in_a_row} sessions in a row were closed unfinished: the harness or model server fails; see its log"
+
+
 class SessionTally:
     """Counts sessions; safe to use from the threads of all of them."""
 
@@ -97,7 +118,10 @@ class SessionTally:
         self._recent: deque[Verdict] = deque(maxlen=limit.window)
         self._causes: Counter[str] = Counter()
         self._opened = self._scored = self._abandoned = self._unclosed = 0
+        self._unfinished = 0
+        """In a row."""
         self._verdict: str | None = None
+        self._advice = ""
 
     def opened(self) -> None:
         """A session was asked for."""
@@ -108,6 +132,7 @@ class SessionTally:
         """A session has its reward."""
         with self._lock:
             self._scored += 1
+            self._unfinished = 0
             self._recent.append(None)
 
     def failed(self, error: Exception) -> None:
@@ -115,13 +140,17 @@ class SessionTally:
         with self._lock:
             cause = cause_of(error)
             self._causes[cause] += 1
+            self._unfinished = 0
             self._recent.append((cause, str(error)))
-            self._verdict = self._verdict or judge(tuple(self._recent), self._limit)
+            self._conclude(judge(tuple(self._recent), self._limit), _MEND_FARM)
 
-    def abandoned(self) -> None:
-        """A session was closed before it was verified."""
+    def abandoned(self, *, by_harness: bool) -> None:
+        """A session was closed before it was verified: by what drives it, or because the factory closes."""
         with self._lock:
             self._abandoned += 1
+            if by_harness:
+                self._unfinished += 1
+                self._conclude(judge_unfinished(self._unfinished, self._limit), _MEND_HARNESS)
 
     def unclosed(self) -> None:
         """A session's end could not be asked for."""
@@ -143,11 +172,15 @@ class SessionTally:
             )
 
     def require_few(self) -> None:
-        """Raise TooManyFailures when the share of failures has been above the limit."""
+        """Raise TooManyFailures when the share of failures, or of sessions left unfinished, was above the limit."""
         if self._verdict is not None:
             counts = self.counts()
             raise TooManyFailures(
                 f"{self._verdict}. In all: {counts.scored} scored, {counts.failed} failed, {counts.abandoned} "
-                "abandoned. A failed session has no score. Look at `rollout-farm status` and `rollout-farm doctor`, "
-                "mend the cause and start again, or allow more with FailureLimit(rate=...)"
+                f"abandoned. A failed session has no score. {self._advice}"
             )
+
+    def _conclude(self, verdict: str | None, advice: str) -> None:
+        """The first verdict stays."""
+        if self._verdict is None and verdict is not None:
+            self._verdict, self._advice = verdict, advice

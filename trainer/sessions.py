@@ -156,7 +156,7 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
             if self._closing.is_set():
                 return
             self._closing.set()
-            self._give_up()
+            self._give_up(by_harness=True)
             try:
                 self.episode.close()
             except FarmError as error:
@@ -195,10 +195,10 @@ class PoolSession(ResourceSession):  # type: ignore[misc]
         if self._closing.is_set():
             raise EpisodeClosed("the session is closed")
 
-    def _give_up(self) -> None:
+    def _give_up(self, *, by_harness: bool) -> None:
         """Count the session as abandoned, if it has not ended otherwise."""
         if self._counts_now():
-            self._tally.abandoned()
+            self._tally.abandoned(by_harness=by_harness)
 
     def _counts_now(self) -> bool:
         """True once: a session is counted one time, whichever thread comes first."""
@@ -316,7 +316,7 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
         with self._connecting:
             if self._pool is not None and self._owner == os.getpid():
                 for session in self._sessions:
-                    session._give_up()
+                    session._give_up(by_harness=False)
                 self._sessions.clear()
                 self._pool.close()
                 self._pool.redis.close()

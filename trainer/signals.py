@@ -27,6 +27,15 @@ SIGNALS: Mapping[str, str] = {
 """By the name in the logs."""
 
 
+AVERAGED = ("reward", "frac_reward_zero_std", "tools/call_frequency", "completions/clipped_ratio")
+"""Judged by their means over the run: one unlucky step says nothing of it, nor one lucky one."""
+
+
+def mean_name(name: str) -> str:
+    """What the mean over the run of one of `AVERAGED` is called."""
+    return f"run_mean/{name}"
+
+
 def is_count(name: str) -> bool:
     """Whether the number counts what there was since the last log, so that those of several logs add up."""
     return name.removeprefix("eval_").startswith(("episodes/", "groups/"))
@@ -44,16 +53,17 @@ def told(logs: Mapping[str, float | None]) -> list[dict[str, object]]:
 
 
 def advice(logs: Mapping[str, float | None]) -> list[str]:
-    """What to look at, most basic first; empty when there was something to learn."""
+    """What to look at, most basic first, given a run's means and counts; empty when there was something to learn."""
+    reward, alike, calls, cut = (logs.get(mean_name(name)) for name in AVERAGED)
     found = []
-    if logs.get("tools/call_frequency") == 0:
+    if calls == 0:
         found.append("no tool was called: see whether the model writes calls that its template's parser understands")
-    if (logs.get("completions/clipped_ratio") or 0) > 0.5:
+    if cut is not None and cut > 0.5:
         found.append("most completions were cut off: raise --max-completion-length, or shorten the prompts")
-    if logs.get("reward") == 0:
-        found.append("every score is 0: look at the receipts' outcomes; not_submitted comes before wrong_answer")
-    if logs.get("frac_reward_zero_std") == 1:
-        found.append("no group has a difference to learn from: more --completions, or tasks of another difficulty")
+    if reward == 0:
+        found.append("every score was 0: look at the receipts' outcomes; not_submitted comes before wrong_answer")
+    if alike == 1:
+        found.append("no group had a difference to learn from: more --completions, or tasks of another difficulty")
     if logs.get("episodes/aborted"):
         found.append("episodes were aborted: rollout-farm status and the receipts say why")
     return found

@@ -41,6 +41,7 @@ __all__ = [
     "AsyncGRPOConfig",
     "AsyncGRPOTrainer",
     "CpuRolloutWorker",
+    "NoModelWorker",
     "WeightFile",
     "call_token",
     "tiny_policy",
@@ -161,6 +162,19 @@ class CpuRolloutWorker(FarmRolloutWorker):
     """The farm's rollout worker: its child is a spawned process, and what it gets is pickled."""
 
     _loop_cls = CpuHarnessLoop
+
+
+class NoModelLoop(CpuHarnessLoop):
+    """Whose model server refuses every request, as vLLM does what is longer than its max_model_len."""
+
+    async def _generate_one_turn(self, prompt_ids: list[int]) -> tuple[list[int], list[float]]:
+        raise RuntimeError("400, message='Bad Request', url='http://localhost:8000/v1/completions'")
+
+
+class NoModelWorker(CpuRolloutWorker):
+    """A rollout worker without a model."""
+
+    _loop_cls = NoModelLoop
 
 
 def _attention(

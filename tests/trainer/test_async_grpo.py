@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.tasks import Task, parse_task
 from orchestrator.vocabulary import Outcome
+from tests.support.bare_farm import farm_settings
 from tests.support.farm import Field, open_field
 from tests.support.ground import Ground
 from tests.support.redis_server import announced
@@ -28,12 +29,13 @@ from tests.support.cpu_grpo import (
     AsyncGRPOConfig,
     AsyncGRPOTrainer,
     CpuRolloutWorker,
+    NoModelWorker,
     WeightFile,
     call_token,
     tiny_policy,
     without_gpu,
 )
-from trainer.async_grpo import _only_scored
+from trainer.async_grpo import FarmRolloutWorker, _only_scored
 
 pytest_plugins = ["tests.support.farm"]
 pytestmark = [
@@ -76,14 +78,20 @@ class Logs(TrainerCallback):  # type: ignore[misc]
 
 
 def made_trainer(
-    field: Field, directory: Path, task: Task, *, steps: int, failures: FailureLimit | None = None
+    field: Field,
+    directory: Path,
+    task: Task,
+    *,
+    steps: int,
+    failures: FailureLimit | None = None,
+    worker_class: type[CpuRolloutWorker] = CpuRolloutWorker,
 ) -> tuple[Any, Logs]:
     """TRL's trainer over the farm: groups of four, four sessions at once."""
     tokenizer, model = tiny_policy(CALLS, directory / "model", seed=1)
     weights = WeightFile(directory / "weights.pt")
     factory = PoolSessionFactory(field.settings, [task], run_id="run-async", failures=failures)
     rows = Dataset.from_list(factory.rows())
-    worker = CpuRolloutWorker(
+    worker = worker_class(
         factory,
         directory=directory / "model",
         weights=directory / "weights.pt",
@@ -182,6 +190,31 @@ def test_async_grpo_stops_when_too_many_sessions_fail(ground: Ground, tmp_path: 
     assert "TooManyFailures: 4 of the last 4 sessions failed (100%, limit 50%)" in cause
     assert "most frequent cause: setup_failed, 4 times" in cause
     assert not [row for row in logs.rows if "reward" in row]
+
+
+def test_async_grpo_stops_when_its_model_server_refuses_every_request(ground: Ground, tmp_path: Path) -> None:
+    with open_field(ground) as field, without_gpu():
+        field.worker("w1")
+        limit = FailureLimit(window=4, minimum=4)
+        trainer, _ = made_trainer(field, tmp_path, seven(), steps=3, failures=limit, worker_class=NoModelWorker)
+        with pytest.raises(RuntimeError, match="child has failed") as stopped:
+            trainer.train()
+        check_nothing_left(field)
+    assert "sessions in a row were closed unfinished: the harness or model server fails" in str(stopped.value.__cause__)
+
+
+def test_an_answer_may_be_as_long_as_a_tool_call_needs(redis_url: str) -> None:
+    """TRL's loop alone takes 32 tokens a turn; what the caller says counts."""
+    factory = PoolSessionFactory(farm_settings(redis_url))
+    with without_gpu():
+        default, told = FarmRolloutWorker(factory), FarmRolloutWorker(factory, max_tokens=64, request_timeout=30)
+    assert given(default) == (512, 600)
+    assert given(told) == (64, 30)
+
+
+def given(worker: Any) -> tuple[int, int]:
+    """What the child's loop is made with."""
+    return worker._loop_kwargs["max_tokens"], worker._loop_kwargs["request_timeout"]
 
 
 def style(*, completion_ids: list[list[int]], **_: Any) -> list[float]:

@@ -68,6 +68,30 @@ def test_top_k_and_top_p_leave_out_the_unlikely() -> None:
     assert sampled([0.0, float("-inf")], Sampling(temperature=100)) == [1, 0]
 
 
+def test_a_large_vocabulary_is_sampled_alike_whatever_rounding_does() -> None:
+    """As another batch's shape rounds: rare tokens too are those of the seed, and come as often as they should."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(32, 150_000, generator=generator) * 3
+    rounded = scores + torch.randn(scores.shape, generator=generator) * 1e-6
+    ids = torch.zeros(32, 1, dtype=torch.long)
+    chosen, again = (processors(Sampling(), range(32))(ids, given).argmax(-1) for given in (scores, rounded))
+    assert chosen.tolist() == again.tolist()
+    rare = scores < scores.topk(1000).values[:, -1:]
+    expected = float((scores.softmax(-1) * rare).sum(-1).mean())
+    assert 0.2 < expected < 0.8
+    assert float(rare[range(32), chosen].float().mean()) == pytest.approx(expected, abs=0.3)  # 3.4 sigma
+
+
+def test_a_row_goes_on_drawing_and_never_takes_what_has_no_probability() -> None:
+    draws = processors(Sampling(), [1, 2])
+    ids, scores = torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1000)
+    scores[:, ::2] = float("-inf")
+    taken = [draws(ids, scores).argmax(-1).tolist() for _ in range(50)]
+    assert all(token % 2 for row in taken for token in row)
+    assert len({tuple(row) for row in taken}) == 50
+    assert [row[0] for row in taken] != [row[1] for row in taken]
+
+
 def test_temperature_zero_takes_the_likeliest(taught: TinyPolicy) -> None:
     model = chat(taught, temperature=0)
     assert len({tuple(it.ids) for it in played(model, range(5))}) == 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cost import usd
 from orchestrator.errors import FarmError
 from orchestrator.pool import Pool
 from orchestrator.tasks import Task
@@ -23,7 +24,8 @@ from trainer.evaluation.chat_model import ChatModel
 from trainer.evaluation.collection import Collector, Planned, plan
 from trainer.evaluation.identity import Identity, Sampling, TaskIdentity
 from trainer.evaluation.policies import Policy, ScriptPolicy, ToolCall
-from trainer.evaluation.results import EpisodeResult, ResultsFile, Usage, read_evaluation
+from trainer.evaluation.report import summarize
+from trainer.evaluation.results import EpisodeResult, Interrupted, ResultsFile, Usage, read_evaluation
 from trainer.evaluation.tools import TOOLS
 
 TASKS = [task(bug) for bug in BUGS]
@@ -84,6 +86,8 @@ def test_a_script_is_run_in_every_task(pool: Pool, farm: Field, script: str, out
 
 class Together:
     """A policy that does not go on before `count` episodes are live."""
+
+    batch = 3
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -235,9 +239,9 @@ def test_an_interrupted_evaluation_leaves_no_sandbox_and_goes_on(pool: Pool, far
     identity = identity_of(pool, label="interrupted", episodes=4)
     with ResultsFile(tmp_path, identity) as file:
         with pytest.raises(KeyboardInterrupt):
-            Collector(pool, identity, TASKS, Stopping(10), keep=file.add).collect(
-                plan(identity, [], retry_failed=False), parallel=4
-            )
+            Collector(
+                pool, identity, TASKS, Stopping(10), keep=file.add, keep_interrupted=file.add_interrupted
+            ).collect(plan(identity, [], retry_failed=False), parallel=4)
     assert farm.provider.list({}) == []
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("evaluation")]
     done = read_evaluation(tmp_path)
@@ -250,6 +254,11 @@ def test_an_interrupted_evaluation_leaves_no_sandbox_and_goes_on(pool: Pool, far
     assert whole.missing() == 0
     assert [result.outcome for result in whole.results] == [Outcome.SOLVED] * 8
     assert max(result.retry for result in whole.results) == 1  # what was cancelled ran again under an id of its own
+    ids = [identity.episode_id(task, sample, retry) for task in range(2) for sample in range(4) for retry in range(2)]
+    receipts = [settled for name in ids if (settled := farm.farm.ledger.receipt(name)) is not None]
+    assert len(receipts) > 8
+    assert summarize(whole).cost.total_usd == usd(sum(settled.cost_picousd for settled in receipts))
+    assert summarize(whole).cost.interrupted_usd > 0
 
 
 def test_results_of_a_lost_file_are_found_in_their_receipts(pool: Pool, farm: Field) -> None:
@@ -271,8 +280,14 @@ def test_what_a_killed_evaluation_left_running_is_ended_and_run_anew(pool: Pool,
         killed.forget(episode)
     killed.close()  # which now only ends the heartbeat, as a kill does: the last claim still counts for a while
     assert farm.farm.presence.claim_run(identity.run_id, killed.trainer_id)
-    found = collected(pool, identity, ScriptPolicy("right"), tasks=TASKS[:1], parallel=2)
-    assert [(it.retry, it.outcome) for it in found.values()] == [(1, Outcome.SOLVED)] * 2
+    found: list[EpisodeResult] = []
+    cut: list[Interrupted] = []
+    policy = ScriptPolicy("right")
+    collector = Collector(pool, identity, TASKS[:1], policy, keep=found.append, keep_interrupted=cut.append)
+    collector.collect(plan(identity, [], retry_failed=False), parallel=2)
+    assert [(it.retry, it.outcome) for it in found] == [(1, Outcome.SOLVED)] * 2
+    assert {it.episode_id for it in cut} == {episode.episode_id for episode in left_behind}
+    assert all(it.cost_picousd > 0 for it in cut)
     ended = {episode.wait(10).outcome for episode in left_behind}
     assert ended <= {Outcome.CANCELLED, Outcome.TRAINER_LOST}
     killed.redis.close()

@@ -18,6 +18,7 @@ from orchestrator.settings import Settings
 from tests.support.bare_farm import TASK, TinySlot, farm_settings
 from tests.support.waiting import wait_until
 from trainer.run_log import MetricsLog, ReceiptLog
+from trainer.signals import advice
 
 FULL = Path("/dev/full")
 
@@ -102,6 +103,7 @@ def test_what_was_counted_adds_up_over_the_run(tmp_path: Path) -> None:
         log.on_log(None, TrainerState(is_world_process_zero=True), TrainerControl(), logs=logs)
     assert log.summary == {
         "reward": 1.0,
+        "run_mean/reward": 0.75,
         "episodes/finished": 8,
         "episodes/aborted": 1,
         "episodes/aborted/sandbox_lost": 1,
@@ -109,3 +111,29 @@ def test_what_was_counted_adds_up_over_the_run(tmp_path: Path) -> None:
     }
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("episodes/finished") for line in lines] == [4, 4, None], "each line is of its own step"
+
+
+POOR = {
+    "reward": 0.0,
+    "frac_reward_zero_std": 1.0,
+    "completions/clipped_ratio": 1.0,
+    "tools/call_frequency": 0.0,
+}
+GOOD = {
+    "reward": 0.9,
+    "frac_reward_zero_std": 0.1,
+    "completions/clipped_ratio": 0.0,
+    "tools/call_frequency": 3.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [([GOOD] * 20 + [POOR], 0), ([POOR] * 3, 4), ([POOR] * 20 + [GOOD], 1)],
+    ids=["one unlucky step", "nothing to learn", "most were cut off but in the last step"],
+)
+def test_advice_is_of_the_whole_run(tmp_path: Path, steps: list[dict[str, float]], said: int) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl", on_step=lambda step: None)
+    for logs in [*steps, {"train_loss": 0.1}]:
+        log.on_log(None, TrainerState(is_world_process_zero=True), TrainerControl(), logs=logs)
+    assert len(advice(log.summary)) == said

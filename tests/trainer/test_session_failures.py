@@ -81,3 +81,36 @@ def test_once_too_many_have_failed_it_stays_so() -> None:
         tally.require_few()
     assert not issubclass(TooManyFailures, Exception), "a harness would take it for one bad rollout"
     assert (tally.counts().open, tally.counts().causes) == (0, {"redis_unavailable": 2})
+
+
+def tally_of(window: int, *, rate: float = 0.25) -> SessionTally:
+    return SessionTally(FailureLimit(rate=rate, window=window, minimum=window))
+
+
+def test_a_window_of_sessions_closed_unfinished_stops_the_run() -> None:
+    tally = tally_of(3)
+    for _ in range(2):
+        tally.abandoned(by_harness=True)
+    tally.require_few()
+    tally.abandoned(by_harness=True)
+    with pytest.raises(TooManyFailures, match=r"3 sessions in a row were closed unfinished: .* see its log\. In all: "):
+        tally.require_few()
+
+
+@pytest.mark.parametrize("ended", ["scored", "failed"])
+def test_a_session_that_ended_otherwise_breaks_the_row(ended: str) -> None:
+    tally = tally_of(3)
+    for _ in range(2):
+        for _ in range(2):
+            tally.abandoned(by_harness=True)
+        tally.scored() if ended == "scored" else tally.failed(RedisUnavailable("gone"))
+        tally.require_few()
+
+
+def test_sessions_that_a_closing_factory_ends_are_in_no_row_and_a_rate_of_one_never_stops() -> None:
+    closing, never = tally_of(3), tally_of(3, rate=1.0)
+    for _ in range(9):
+        closing.abandoned(by_harness=False)
+        never.abandoned(by_harness=True)
+        closing.require_few()
+        never.require_few()

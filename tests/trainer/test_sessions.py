@@ -276,6 +276,21 @@ def test_closing_the_factory_ends_what_its_sessions_left(field: Field) -> None:
     assert (factory.counts.open, factory.counts.abandoned, factory.counts.failed) == (0, 5, 0)
 
 
+def test_a_harness_that_leaves_every_session_unfinished_is_stopped(field: Field) -> None:
+    limit = FailureLimit(window=3, minimum=3)
+    with PoolSessionFactory(field.settings, [weekly_sales()], failures=limit) as factory:
+        for _ in range(3):
+            factory.create("weekly-sales").close()
+        with pytest.raises(TooManyFailures, match="3 sessions in a row were closed unfinished: the harness or model"):
+            factory.create("weekly-sales")
+    with PoolSessionFactory(field.settings, [weekly_sales()], failures=limit) as factory:
+        for _ in range(4):
+            factory.create("weekly-sales")
+        factory.close()
+        factory.create("weekly-sales")
+        assert (factory.counts.open, factory.counts.abandoned) == (1, 4)
+
+
 def test_without_a_worker_a_session_says_what_to_start(redis_url: str, redis: Redis) -> None:
     settings = farm_settings(redis_url)
     with PoolSessionFactory(settings, [weekly_sales()], run_id="run-test", worker_patience_seconds=0.2) as factory:

@@ -15,7 +15,7 @@ from orchestrator.vocabulary import Outcome
 from tests.support.evaluations import a_result, an_evaluation
 from trainer.evaluation.comparison import NotAlike, compare
 from trainer.evaluation.report import summarize
-from trainer.evaluation.results import Evaluation
+from trainer.evaluation.results import Evaluation, Interrupted
 
 YES, NO, LOST = Outcome.SOLVED, Outcome.WRONG_ANSWER, Outcome.SANDBOX_LOST
 
@@ -68,6 +68,15 @@ def test_latency_and_cost_of_failures_do_not_mix_with_those_of_scores() -> None:
     assert report.cost.total_usd == Decimal("0.000004")
 
 
+def test_what_interruptions_cost_is_in_the_total_and_stands_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    cut = (Interrupted(episode_id="e-1", cost_picousd=2_000_000), Interrupted(episode_id="e-2", cost_picousd=3_000_000))
+    report = summarize(replace(an_evaluation([[YES, LOST]]), interrupted=cut))
+    assert (report.cost.total_usd, report.cost.interrupted_usd) == (Decimal("0.000007"), Decimal("0.000005"))
+    assert report.cost.per_scored_episode_usd == Decimal("0.000001")
+    assert (report.scored, report.failures.count) == (1, 1)
+    assert "interrupted 0.000005" in shown(capsys, report_table(report))
+
+
 def test_an_episode_that_a_retry_made_good_counts_once_as_a_score_and_once_as_a_failure() -> None:
     evaluation = an_evaluation([[YES, LOST]])
     again = a_result(evaluation.identity, 0, 1, NO, retry=1)
@@ -104,12 +113,38 @@ def test_a_difference_on_every_task_is_decided() -> None:
     assert not compare(an_evaluation([[NO, NO]] * tasks), an_evaluation([[NO, NO]] * tasks)).decided
 
 
+def test_fewer_than_six_tasks_decide_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    few, enough = (compare(an_evaluation([[NO]] * count), an_evaluation([[YES]] * count)) for count in (5, 6))
+    assert (few.decided, enough.decided) == (False, True)
+    body = json.loads(as_json(few))
+    assert (body["decided"], body["too_few_tasks"]) == (False, True)
+    assert json.loads(as_json(enough))["too_few_tasks"] is False
+    assert "too few tasks to tell" in shown(capsys, *comparison_tables(few))
+    assert "too few tasks to tell" not in shown(capsys, *comparison_tables(enough))
+    scored = compare(an_evaluation([[NO]] * 6), an_evaluation([[YES]] * 5 + [[LOST]]))
+    assert scored.too_few_tasks, "only those with a score on both sides count"
+
+
 def test_a_task_without_a_score_on_one_side_is_left_out_and_named() -> None:
     found = compare(an_evaluation([[NO], [LOST]]), an_evaluation([[YES], [YES]]))
     assert found.left_out == ("task-1",)
     assert [row.task_id for row in found.by_task] == ["task-0"]
     assert found.first.failures.count == 1
     assert compare(an_evaluation([[LOST]]), an_evaluation([[YES]])).difference is None
+
+
+def test_zeros_of_a_side_that_ran_out_of_time_are_pointed_at(capsys: pytest.CaptureFixture[str]) -> None:
+    late = Outcome.WINDOW_EXHAUSTED
+    found = compare(an_evaluation([[YES, late], [late, LOST]]), an_evaluation([[YES, YES], [NO, late]], seed=0))
+    notes = [note for note in found.notes if "ran out of time" in note]
+    assert [note.split(" (")[0] for note in notes] == [
+        "first: 2 of 3 episodes ran out of time",
+        "second: 1 of 4 episodes ran out of time",
+    ]
+    assert all("their zeros tell of the machine as well" in note for note in notes)
+    assert "ran out of time" in shown(capsys, *comparison_tables(found))
+    without = compare(an_evaluation([[YES]]), an_evaluation([[NO]]))
+    assert not [note for note in without.notes if "ran out of time" in note]
 
 
 def refusal(first: Evaluation, second: Evaluation) -> str:

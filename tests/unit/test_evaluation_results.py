@@ -15,7 +15,7 @@ from orchestrator.vocabulary import Outcome
 from tests.support.evaluations import a_result, an_identity
 from trainer.evaluation.collection import Planned, plan
 from trainer.evaluation.identity import Sampling
-from trainer.evaluation.results import RESULTS, ResultsFile, read_evaluation
+from trainer.evaluation.results import RESULTS, Interrupted, ResultsFile, read_evaluation
 
 IDENTITY = an_identity()
 SOLVED = a_result(IDENTITY, 0, 0, Outcome.SOLVED)
@@ -30,6 +30,34 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert found.identity == IDENTITY
     assert found.results == (SOLVED, LOST)
     assert found.missing() == 2
+
+
+def test_what_an_interruption_cost_is_kept_once(tmp_path: Path) -> None:
+    cut = Interrupted(episode_id=IDENTITY.episode_id(1, 1), cost_picousd=7)
+    with ResultsFile(tmp_path, IDENTITY) as file:
+        file.add(SOLVED)
+        file.add_interrupted(cut)
+        file.add_interrupted(cut)
+    with ResultsFile(tmp_path, IDENTITY) as file:
+        file.add_interrupted(cut)
+        file.add(LOST)
+    found = read_evaluation(tmp_path)
+    assert (found.results, found.interrupted) == ((SOLVED, LOST), (cut,))
+    assert found.missing() == 2, "it is no result"
+    with (tmp_path / RESULTS).open("a") as stream:
+        stream.write(json.dumps({"interrupted": cut.model_dump()}) + "\n")
+    with pytest.raises(FarmError, match=r"jsonl:5: is no line of an evaluation .*is there already"):
+        read_evaluation(tmp_path)
+
+
+@pytest.mark.parametrize("line", ['{"interrupted": 3}', '{"interrupted": {"episode_id": "x"}}', '{"interrupted"'])
+def test_a_line_that_is_no_interruption_is_refused(tmp_path: Path, line: str) -> None:
+    with ResultsFile(tmp_path, IDENTITY) as file:
+        file.add(SOLVED)
+    with (tmp_path / RESULTS).open("a") as stream:
+        stream.write(line + "\n")
+    with pytest.raises(FarmError, match=r"jsonl:3: is no line of an evaluation"):
+        read_evaluation(tmp_path)
 
 
 def test_the_same_evaluation_goes_on(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ def test_every_known_signal_is_shown_with_a_sentence_and_unknown_ones_are_not() 
 
 def test_a_run_without_anything_to_learn_says_what_to_look_at_first() -> None:
     nothing = {
-        "tools/call_frequency": 0.0,
-        "reward": 0.0,
-        "frac_reward_zero_std": 1.0,
-        "completions/clipped_ratio": 0.9,
+        "run_mean/tools/call_frequency": 0.0,
+        "run_mean/reward": 0.0,
+        "run_mean/frac_reward_zero_std": 1.0,
+        "run_mean/completions/clipped_ratio": 0.9,
     }
     found = advice(nothing)
     assert len(found) == 4
@@ -27,7 +27,8 @@ def test_a_run_without_anything_to_learn_says_what_to_look_at_first() -> None:
 
 
 def test_a_run_that_can_learn_gets_no_advice() -> None:
-    assert advice({"tools/call_frequency": 3.0, "reward": 0.4, "frac_reward_zero_std": 0.5}) == []
+    fine = {"run_mean/tools/call_frequency": 3.0, "run_mean/reward": 0.4, "run_mean/frac_reward_zero_std": 0.5}
+    assert advice(fine) == []
     assert advice({"reward": None}) == []
 
 

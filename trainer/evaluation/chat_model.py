@@ -85,7 +85,7 @@ class ChatModel:
         self._sampling = sampling
         self._tools: list[Any] = list(tools)
         self._system = system_prompt
-        self._batch = batch
+        self.batch = batch
         self._template = ChatTemplate(tokenizer)
         self._context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
         self._stops = _stop_tokens(model, tokenizer)
@@ -116,8 +116,8 @@ class ChatModel:
         """The next turn of each, sampled in batches; longest first, so that a batch pads little."""
         order = sorted(range(len(conversations)), key=lambda row: -len(conversations[row].ids))
         turns: dict[int, list[ToolCall]] = {}
-        for begin in range(0, len(order), self._batch):
-            rows = order[begin : begin + self._batch]
+        for begin in range(0, len(order), self.batch):
+            rows = order[begin : begin + self.batch]
             for row, ids in zip(rows, self._generate([conversations[row] for row in rows]), strict=True):
                 turns[row] = self._take(conversations[row], ids)
         return [turns[row] for row in range(len(conversations))]

@@ -1,9 +1,10 @@
 """Running an evaluation's episodes: which are left, and many of them live at once on the farm.
 
-What always holds: the policy is asked in one thread, in batches of whatever episodes wait for it, while the others'
-commands run; every episode that began here has ended or is cancelled when `collect` returns or raises; a result is kept
-only of an episode with a receipt, and one that we cancelled ourselves gives none; one process at a time runs an
-evaluation: what is found of it is what an earlier one left.
+What always holds: the policy is asked in one thread, for no more episodes than it answers at once, those first that
+have waited longest, and what it says is carried out before it is asked again: an episode's window runs while others
+are answered; every episode that began here has ended or is cancelled when `collect` returns or raises; a result is kept
+only of an episode with a receipt, and one that we cancelled ourselves gives none, only what it cost; one process at a
+time runs an evaluation: what is found of it is what an earlier one left.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from orchestrator.episodes import Episode
 from orchestrator.errors import CommandRefused, EpisodeAborted, EpisodeClosed, FarmError, RedisUnavailable
@@ -26,7 +27,7 @@ from orchestrator.tasks import Task
 from orchestrator.vocabulary import Outcome
 from trainer.evaluation.identity import Identity
 from trainer.evaluation.policies import Policy, ToolCall
-from trainer.evaluation.results import EpisodeResult
+from trainer.evaluation.results import EpisodeResult, Interrupted
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +85,14 @@ class _Live(Generic[C]):
     generation_seconds: float = 0.0
 
 
+_Event: TypeAlias = _Live[C] | EpisodeResult | Interrupted | BaseException
+
+
 class Collector(Generic[C]):
-    """Runs episodes of one evaluation; `keep` takes each result in the calling thread, as it comes."""
+    """Runs episodes of one evaluation; `keep` takes each result in the calling thread, as it comes.
+
+    `keep_interrupted` takes what an interruption cost, this one's or an earlier one's, some of it more than once.
+    """
 
     def __init__(
         self,
@@ -95,6 +102,7 @@ class Collector(Generic[C]):
         policy: Policy[C],
         *,
         keep: Callable[[EpisodeResult], None],
+        keep_interrupted: Callable[[Interrupted], None] = lambda episode: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._pool = pool
@@ -102,8 +110,9 @@ class Collector(Generic[C]):
         self._tasks = tasks
         self._policy = policy
         self._keep = keep
+        self._keep_interrupted = keep_interrupted
         self._check = check
-        self._events: queue.SimpleQueue[_Live[C] | EpisodeResult | BaseException] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Event[C]] = queue.SimpleQueue()
         self._live: dict[str, _Live[C]] = {}
         self._stopping = threading.Event()
 
@@ -121,24 +130,26 @@ class Collector(Generic[C]):
 
     def _collect(self, todo: deque[Planned], parallel: int) -> None:
         running = 0
+        waiting: deque[_Live[C]] = deque()
         threads = ThreadPoolExecutor(parallel, thread_name_prefix="evaluation")
         try:
             while todo or running:
                 while todo and running < parallel:
                     self._begin(threads, todo.popleft())
                     running += 1
-                asking = []
-                for event in self._wait():
+                for event in self._wait(block=not waiting):
                     if isinstance(event, BaseException):
                         raise event
                     if isinstance(event, EpisodeResult):
                         running -= 1
                         self._keep(event)
+                    elif isinstance(event, Interrupted):
+                        self._keep_interrupted(event)
                     elif not event.observed or self._policy.observe(event.conversation, event.observed):
-                        asking.append(event)
+                        waiting.append(event)
                     else:
                         threads.submit(self._guarded, self._end, event)
-                if asking:
+                if asking := [waiting.popleft() for _ in range(min(self._policy.batch, len(waiting)))]:
                     for live, calls in zip(asking, self._ask(asking), strict=True):
                         threads.submit(self._guarded, self._act, live, calls)
         finally:
@@ -162,10 +173,10 @@ class Collector(Generic[C]):
         conversation = self._policy.begin(self._tasks[planned.task], seed)
         threads.submit(self._guarded, self._start, planned, conversation)
 
-    def _wait(self) -> list[_Live[C] | EpisodeResult | BaseException]:
-        """At least one event, and all others that are there already."""
-        events: list[_Live[C] | EpisodeResult | BaseException] = []
-        while not events:
+    def _wait(self, *, block: bool) -> list[_Event[C]]:
+        """All events that are there already; with `block` at least one."""
+        events: list[_Event[C]] = []
+        while block and not events:
             try:
                 events.append(self._events.get(timeout=_LOOK_SECONDS))
             except queue.Empty:
@@ -191,17 +202,26 @@ class Collector(Generic[C]):
             event = self._events.get()
             if isinstance(event, EpisodeResult) and event.outcome not in _INTERRUPTED:
                 self._keep(event)
+            elif isinstance(event, EpisodeResult):
+                self._keep_interrupted(Interrupted(episode_id=event.episode_id, cost_picousd=event.cost_picousd))
+            elif isinstance(event, Interrupted):
+                self._keep_interrupted(event)
         for live in self._live.values():
+            episode_id = live.episode.episode_id
             try:
                 live.episode.close()
+                settled = self._pool.ledger.receipt(episode_id)
             except FarmError as error:
-                logger.error("not closed: %s", error, extra={"episode": live.episode.episode_id})
+                logger.error("not closed: %s", error, extra={"episode": episode_id})
+                continue
+            if settled is not None:
+                self._keep_interrupted(Interrupted(episode_id=episode_id, cost_picousd=settled.cost_picousd))
 
     # in the threads
 
     def _guarded(self, step: Callable[..., _Live[C] | EpisodeResult], *arguments: object) -> None:
         try:
-            event: _Live[C] | EpisodeResult | BaseException = step(*arguments)
+            event: _Event[C] = step(*arguments)
         except BaseException as error:  # noqa: BLE001 - handed to the collecting thread
             event = error
         if isinstance(event, _Live):
@@ -243,6 +263,7 @@ class Collector(Generic[C]):
         if settled is None:
             raise FarmError(f"{episode_id} has a row and no receipt: look at rollout-farm status")
         if settled.receipt.outcome in _INTERRUPTED:
+            self._events.put(Interrupted(episode_id=episode_id, cost_picousd=settled.cost_picousd))
             return Planned(planned.task, planned.sample, planned.retry + 1)
         return EpisodeResult.of(settled, None, task=planned.task, sample=planned.sample, retry=planned.retry)
 

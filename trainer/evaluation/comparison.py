@@ -6,14 +6,19 @@ size; failures, latency and cost stand beside the difference and are no part of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import FarmError
+from orchestrator.vocabulary import Outcome
 from trainer.evaluation.identity import differences, notes
 from trainer.evaluation.report import Estimate, Report, summarize
 from trainer.evaluation.results import Evaluation
 from trainer.evaluation.statistics import bootstrap_mean, mean, paired_differences
+
+FEWEST_TASKS = 6
+"""Fewer decide nothing: a bootstrap of values of one sign never holds zero, and five tasks are of one sign by chance
+more often than one time in twenty (2 / 2**5)."""
 
 
 class NotAlike(FarmError):
@@ -55,9 +60,14 @@ class Comparison:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval of the difference leaves out zero."""
+        """Whether the interval of the difference leaves out zero, with enough tasks for it to mean something."""
         interval = self.difference.interval if self.difference else None
-        return interval is not None and (interval.low > 0 or interval.high < 0)
+        return interval is not None and not self.too_few_tasks and (interval.low > 0 or interval.high < 0)
+
+    @property
+    def too_few_tasks(self) -> bool:
+        """Whether fewer than `FEWEST_TASKS` tasks have a score on both sides: then nothing is decided."""
+        return len(self.by_task) < FEWEST_TASKS
 
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
@@ -82,8 +92,18 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
         worse=sum(change < 0 for change in found),
         by_task=by_task,
         left_out=tuple(row.task_id for row in ours.by_task if row.task_id not in paired),
-        notes=tuple(notes(first.identity, second.identity)),
+        notes=(*notes(first.identity, second.identity), *_out_of_time(ours, theirs)),
     )
+
+
+def _out_of_time(first: Report, second: Report) -> Iterator[str]:
+    """A slow model, or a machine that others use, gives zeros that are not the policy's choice of commands."""
+    for name, report in (("first", first), ("second", second)):
+        if count := report.outcomes.get(Outcome.WINDOW_EXHAUSTED, 0):
+            yield (
+                f"{name}: {count} of {report.scored} episodes ran out of time (window_exhausted): their zeros tell of "
+                "the machine as well"
+            )
 
 
 def _resources(first: Evaluation, second: Evaluation) -> list[str]:

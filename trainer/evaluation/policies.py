@@ -30,6 +30,11 @@ class ToolCall:
 class Policy(Protocol[C]):
     """Decides tool calls; C is what it keeps of one episode."""
 
+    @property
+    def batch(self) -> int:
+        """How many episodes it answers at once, at least 1; it is asked for no more."""
+        ...
+
     def begin(self, task: Task, seed: int) -> C:
         """The beginning of an episode."""
         ...
@@ -55,6 +60,8 @@ class _Progress:
 
 class ScriptPolicy:
     """Runs the commands of the task's script of that name, one a turn, and submits."""
+
+    batch = 1024  # answers cost nothing
 
     def __init__(self, name: str) -> None:
         self.name = name

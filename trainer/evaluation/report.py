@@ -67,6 +67,8 @@ class Cost:
     total_usd: Decimal
     scored_usd: Decimal
     failures_usd: Decimal
+    interrupted_usd: Decimal
+    """Of episodes that an interruption of the evaluation ended; they are no failures and run again."""
     per_scored_episode_usd: Decimal | None
 
 
@@ -121,7 +123,7 @@ def summarize(evaluation: Evaluation) -> Report:
             episode=spread([result.episode_seconds for result in scored]),
             generation=spread([result.usage.generation_seconds for result in scored if result.usage]),
         ),
-        cost=_cost(results),
+        cost=_cost(evaluation),
         effort=Effort(
             tool_calls=_mean_of(scored, lambda result: result.tool_calls),
             turns=_mean_of(scored, lambda result: result.usage.turns if result.usage else None),
@@ -174,13 +176,15 @@ def _failures(results: Sequence[EpisodeResult], by_task: Iterable[TaskReport]) -
     )
 
 
-def _cost(results: Sequence[EpisodeResult]) -> Cost:
-    scored = [result.cost_picousd for result in results if result.reward is not None]
-    failed = [result.cost_picousd for result in results if result.reward is None]
+def _cost(evaluation: Evaluation) -> Cost:
+    scored = [result.cost_picousd for result in evaluation.results if result.reward is not None]
+    failed = [result.cost_picousd for result in evaluation.results if result.reward is None]
+    interrupted = [episode.cost_picousd for episode in evaluation.interrupted]
     return Cost(
-        total_usd=usd(sum(scored) + sum(failed)),
+        total_usd=usd(sum(scored) + sum(failed) + sum(interrupted)),
         scored_usd=usd(sum(scored)),
         failures_usd=usd(sum(failed)),
+        interrupted_usd=usd(sum(interrupted)),
         per_scored_episode_usd=usd(sum(scored)) / len(scored) if scored else None,
     )
 

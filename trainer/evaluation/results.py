@@ -1,6 +1,7 @@
 """What came of each episode of an evaluation, and the file that keeps it.
 
-    <directory>/results.jsonl   first line {"identity": ...}, then one result a line, each written when it is known
+    <directory>/results.jsonl   first line {"identity": ...}, then one result a line, each written when it is known;
+                                {"interrupted": ...} is what an episode cost that an interruption ended
 
 What always holds: a file has one identity, and one writer at a time; a line that a crash cut short is dropped and its
 episode counts as not run; what is read could have been written: a place of the identity, once, with the reward of its
@@ -27,6 +28,8 @@ from orchestrator.vocabulary import Outcome, Phase
 from trainer.evaluation.identity import Identity, differences
 
 RESULTS = "results.jsonl"
+
+_INTERRUPTED = "interrupted"
 
 
 _Count = Annotated[int, Field(ge=0)]
@@ -106,12 +109,22 @@ class EpisodeResult(BaseModel):
         )
 
 
+class Interrupted(BaseModel):
+    """An episode that an interruption of its evaluation ended: no result, and yet it cost something."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    episode_id: str
+    cost_picousd: _Count
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """An evaluation as its file tells it."""
 
     identity: Identity
     results: tuple[EpisodeResult, ...]
+    interrupted: tuple[Interrupted, ...] = ()
 
     def missing(self) -> int:
         """How many episodes have neither a score nor a failure yet."""
@@ -126,6 +139,7 @@ class ResultsFile:
         self.path = directory / RESULTS
         self.identity = identity
         self.results: list[EpisodeResult] = []
+        self.interrupted: list[Interrupted] = []
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
@@ -151,6 +165,12 @@ class ResultsFile:
         """Keep one result, on disk when this returns."""
         self._write(result.model_dump(mode="json"))
         self.results.append(result)
+
+    def add_interrupted(self, episode: Interrupted) -> None:
+        """Keep what an interruption cost; an episode that is there already is not written again."""
+        if all(episode.episode_id != known.episode_id for known in self.interrupted):
+            self._write({_INTERRUPTED: episode.model_dump(mode="json")})
+            self.interrupted.append(episode)
 
     def close(self) -> None:
         """Let go of the file. Can be called again."""
@@ -179,7 +199,7 @@ class ResultsFile:
                 f"{self.path} belongs to another evaluation: {'; '.join(what)}. Go on with what it was started with, "
                 "or choose another --output"
             )
-        self.results = list(found.results)
+        self.results, self.interrupted = list(found.results), list(found.interrupted)
 
     def _write(self, body: dict[str, Any]) -> None:
         assert self._descriptor is not None
@@ -211,7 +231,14 @@ def _parse(path: Path, content: bytes) -> Evaluation:
         identity = _identity(json.loads(lines[0]))
         results: dict[tuple[int, int, int], EpisodeResult] = {}
         scored: set[tuple[int, int]] = set()
+        interrupted: dict[str, Interrupted] = {}
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - named by the errors below
+            if line.startswith(f'{{"{_INTERRUPTED}"'.encode()):
+                cut = Interrupted.model_validate(json.loads(line)[_INTERRUPTED])
+                if cut.episode_id in interrupted:
+                    raise ValueError(f"{cut.episode_id} is there already")
+                interrupted[cut.episode_id] = cut
+                continue
             result = EpisodeResult.model_validate_json(line)
             place = (result.task, result.sample)
             if problem := _misplaced(identity, result):
@@ -227,7 +254,7 @@ def _parse(path: Path, content: bytes) -> Evaluation:
         ) from None
     except _OtherVersion as error:
         raise FarmError(f"{path}:{number}: {error}") from None
-    return Evaluation(identity, tuple(results.values()))
+    return Evaluation(identity, tuple(results.values()), tuple(interrupted.values()))
 
 
 class _OtherVersion(Exception):
