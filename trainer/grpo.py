@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,7 @@ import torch
 import trl
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer
-from trl.trainer.utils import get_callable_name, is_async_callable
+from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
 from orchestrator.errors import EpisodeAborted, FarmError
 from orchestrator.farm import open_farm
@@ -36,6 +37,7 @@ from orchestrator.pool import Reservation
 from orchestrator.vocabulary import Outcome
 from trainer.answers import accept_any_answer
 from trainer.environment import RemoteEpisode, RemoteEpisodes, aborted_outcome
+from trainer.evaluation.pretrained import load_whole
 from trainer.groups import SURVIVORS, judge
 from trainer.processes import gathered, the_first_does
 from trainer.tool_calls import ToolCalls
@@ -44,6 +46,8 @@ _LOOP = "_tool_call_loop"
 _TOOLS = "_sync_tool_dicts"
 _EMPTY_BATCHES = 3
 """Generation batches in a row without any score: no longer an episode's bad luck."""
+_ROWS_LOOKED_AT = 16
+"""Of a dataset, before training; the rows of one dataset are of one type."""
 
 
 def seam_problem(base: type[Any] = GRPOTrainer) -> str | None:
@@ -71,7 +75,10 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         self,
         model: Any,
         reward_funcs: Any = None,
-        *args: Any,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *more: Any,
         environment_factory: RemoteEpisodes,
         **options: Any,
     ) -> None:
@@ -79,11 +86,14 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
             raise FarmError(problem)
         if not isinstance(environment_factory, RemoteEpisodes):
             raise FarmError("environment_factory has to be a RemoteEpisodes(pool); other environments: trl.GRPOTrainer")
+        for name, dataset in _datasets(train_dataset, eval_dataset):
+            _refuse_other_prompts(name, dataset)
         self._episodes = environment_factory
         self._tally: dict[str, Counter[str]] = {"train": Counter(), "eval": Counter()}
         self._empty_batches = 0
-        more = _without_excluded(reward_funcs, environment_factory)
-        super().__init__(model, more, *args, environment_factory=environment_factory, **options)
+        rewards = _without_excluded(reward_funcs, environment_factory)
+        given = (_loaded(model, args, options), rewards, args, train_dataset, eval_dataset, *more)
+        super().__init__(*given, environment_factory=environment_factory, **options)
         accept_any_answer(self._tokenizer)
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
 
@@ -216,6 +226,36 @@ def _collected(environment: RemoteEpisode) -> _Row:
     episode = environment._episode.episode_id if environment._episode is not None else "no episode"
     detail = failure.detail if isinstance(failure, EpisodeAborted) else str(failure)
     return None, aborted_outcome(environment), f"{detail} ({episode})"
+
+
+def _loaded(model: Any, args: Any, options: Mapping[str, Any]) -> Any:
+    """A model that is given by its name, loaded as TRL does it, and whole; with options of its own TRL loads it."""
+    if not isinstance(model, str) or args is None or args.model_init_kwargs or options.get("quantization_config"):
+        return model
+    several = args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED")
+    place = {"device_map": None} if several else {}
+    return load_whole(create_model_from_path, model, trust_remote_code=args.trust_remote_code, **place)
+
+
+def _datasets(train: Any, evaluated: Any) -> Iterator[tuple[str, Any]]:
+    """Each dataset with its name."""
+    yield "train_dataset", train
+    if isinstance(evaluated, Mapping):
+        yield from ((f"eval_dataset[{name!r}]", dataset) for name, dataset in evaluated.items())
+    else:
+        yield "eval_dataset", evaluated
+
+
+def _refuse_other_prompts(name: str, dataset: Any) -> None:
+    """Raise FarmError for a prompt that is no chat: TRL would fail over it in mid-batch. A row may have none at all."""
+    for place, row in enumerate(itertools.islice(dataset or (), _ROWS_LOOKED_AT)):
+        prompt = row.get("prompt", [])
+        chat = isinstance(prompt, list) and all(isinstance(it, Mapping) and it.get("role") for it in prompt)
+        if not chat or ("prompt" in row and not prompt):
+            raise FarmError(
+                f"{name}: the prompt of row {place} is no chat ({str(prompt)[:40]!r}); give messages, such as "
+                '[{"role": "user", "content": "..."}]'
+            )
 
 
 def _without_excluded(reward_funcs: Any, episodes: RemoteEpisodes) -> list[Any]:

@@ -24,6 +24,7 @@ from trainer.answers import accept_any_answer
 from trainer.evaluation.chat_template import ChatTemplate, cannot_load, load_tokenizer
 from trainer.evaluation.identity import Sampling, Subject, text_digest
 from trainer.evaluation.policies import ToolCall
+from trainer.evaluation.pretrained import load_whole
 from trainer.evaluation.results import Usage
 from trainer.evaluation.seeded_sampling import processors
 
@@ -192,7 +193,8 @@ def load_chat_model(
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = load_tokenizer(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto" if place != "cpu" else torch.float32)
+        dtype = "auto" if place != "cpu" else torch.float32
+        model = load_whole(AutoModelForCausalLM.from_pretrained, name, dtype=dtype)
         torch.nn.Module.to(model, place)  # transformers wraps its own in a way that types do not survive
     except (OSError, ValueError, RuntimeError) as error:
         raise cannot_load(name, error) from None
