@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from deploy.training_report import NoBars
-from orchestrator.errors import SettingsError
+from orchestrator.errors import FarmError, SettingsError
 from tests.support.farm import Field
 from tests.support.policies import weekly_sales
 from tests.support.tiny_policy import SUBMIT, call, make_model, make_tokenizer
-from trainer.evaluation.chat_model import load_chat_model
+from trainer.evaluation.chat_model import ChatModel, load_chat_model
+from trainer.evaluation.identity import Sampling
 from trainer.evaluation.pretrained import load_whole
+from trainer.evaluation.tools import TOOLS
 from trainer.training import TrainingPlan, train
 
 LOOK = call("terminal", command="ls")
@@ -40,6 +43,11 @@ def change_weights(directory: Path, change: Any) -> None:
     save_file(change(weights), directory / "model.safetensors", metadata={"format": "pt"})
 
 
+def chat(directory: Path, **sampling: Any) -> ChatModel:
+    model, tokenizer, _ = load_chat_model(str(directory), device="cpu")
+    return ChatModel(model, tokenizer, Sampling(max_completion_tokens=24, **sampling), tools=TOOLS)
+
+
 # weights
 
 
@@ -56,3 +64,18 @@ def test_a_checkpoint_without_some_of_its_tensors_is_refused(farm: Field, model:
 def test_tied_weights_are_not_missing(model: Path) -> None:
     assert "lm_head.weight" not in load_file(model / "model.safetensors")
     assert load_whole(AutoModelForCausalLM.from_pretrained, str(model)).lm_head.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(model: Path, value: float) -> None:
+    change_weights(model, lambda weights: {**weights, "transformer.ln_f.bias": torch.full((32,), value)})
+    with pytest.raises(SettingsError, match=r"transformer\.ln_f\.bias holds NaN"):
+        load_chat_model(str(model), device="cpu")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_scores_that_are_no_numbers_end_an_evaluation(model: Path, temperature: float) -> None:
+    change_weights(model, lambda weights: {**weights, "transformer.wte.weight": torch.full((9, 32), 3e38)})
+    overflowing = chat(model, temperature=temperature)
+    with pytest.raises(FarmError, match="scores hold NaN or infinity"):
+        overflowing.respond([overflowing.begin(weekly_sales(), 0)])

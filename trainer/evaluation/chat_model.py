@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.chat_template_utils import get_json_schema
 from trl.chat_template_utils import parse_response
 
@@ -178,9 +185,22 @@ class ChatModel:
                 input_ids=torch.tensor(padded, device=device),
                 attention_mask=torch.tensor(mask, device=device),
                 generation_config=config,
-                logits_processor=processors(self._sampling, seeds),
+                logits_processor=LogitsProcessorList([_Numbers(), *processors(self._sampling, seeds)]),
             )
         return [_until_stop(row, self._stops) for row in answer[:, width:].tolist()]
+
+
+class _Numbers(LogitsProcessor):  # type: ignore[misc, unused-ignore] # transformers is not checked
+    """Ends an evaluation whose model gives no numbers: decoding would take token 0 for the likeliest."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """The scores [rows, vocabulary] as they are; a token may be impossible, -inf. Raises FarmError."""
+        if not bool((scores < torch.inf).all()):
+            raise FarmError(
+                "the model's scores hold NaN or infinity: its weights are broken, or too large for their precision; "
+                "evaluate a checkpoint from before that"
+            )
+        return scores
 
 
 def load_chat_model(
