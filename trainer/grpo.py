@@ -37,7 +37,7 @@ from orchestrator.pool import Reservation
 from orchestrator.vocabulary import Outcome
 from trainer.answers import accept_any_answer
 from trainer.environment import RemoteEpisode, RemoteEpisodes, aborted_outcome
-from trainer.evaluation.pretrained import load_whole
+from trainer.evaluation.pretrained import generate_plainly, load_whole
 from trainer.groups import SURVIVORS, judge
 from trainer.processes import gathered, the_first_does
 from trainer.tool_calls import ToolCalls
@@ -95,6 +95,7 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         given = (_loaded(model, args, options), rewards, args, train_dataset, eval_dataset, *more)
         super().__init__(*given, environment_factory=environment_factory, **options)
         accept_any_answer(self._tokenizer)
+        generate_plainly(self.model, self._tokenizer)
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
 
     def train(self, *args: Any, **options: Any) -> Any:

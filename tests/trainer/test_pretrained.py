@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from deploy.training_report import NoBars
 from orchestrator.errors import FarmError, SettingsError
 from tests.support.farm import Field
 from tests.support.policies import weekly_sales
-from tests.support.tiny_policy import SUBMIT, call, make_model, make_tokenizer
+from tests.support.tiny_policy import SUBMIT, call, grpo_config, make_model, make_tokenizer
+from trainer import FarmGRPOTrainer, RemoteEpisodes
 from trainer.evaluation.chat_model import ChatModel, load_chat_model
+from trainer.evaluation.chat_template import load_tokenizer
 from trainer.evaluation.identity import Sampling
-from trainer.evaluation.pretrained import load_whole
+from trainer.evaluation.pretrained import generate_plainly, load_whole
 from trainer.evaluation.tools import TOOLS
-from trainer.training import TrainingPlan, train
+from trainer.training import TrainingPlan, dataset_of, train
 
 LOOK = call("terminal", command="ls")
 END, TEXT_END = "<|im_end|>", "<|endoftext|>"
@@ -79,3 +82,76 @@ def test_scores_that_are_no_numbers_end_an_evaluation(model: Path, temperature: 
     overflowing = chat(model, temperature=temperature)
     with pytest.raises(FarmError, match="scores hold NaN or infinity"):
         overflowing.respond([overflowing.begin(weekly_sales(), 0)])
+
+
+# generation settings
+
+
+TASTES: list[dict[str, Any]] = [
+    {"no_repeat_ngram_size": 1},
+    {"min_new_tokens": 20},
+    {"bad_words_ids": [[4], [5], [6], [7]]},
+    {"sequence_bias": [[[4], -100.0], [[5], 100.0]]},
+    {"max_time": 0.001},
+    {"num_beams": 3},
+    {"stop_strings": ["done"]},
+    {"prompt_lookup_num_tokens": 3},
+]
+
+
+def prefer(directory: Path, taste: dict[str, Any]) -> None:
+    file = directory / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **taste}))
+
+
+@pytest.mark.parametrize("taste", TASTES, ids=lambda taste: next(iter(taste)))
+def test_how_a_checkpoint_likes_to_generate_changes_nothing(model: Path, taste: dict[str, Any]) -> None:
+    def said() -> list[list[int]]:
+        asked = chat(model)
+        conversations = [asked.begin(weekly_sales(), seed) for seed in range(3)]
+        asked.respond(conversations)
+        return [it.ids for it in conversations]
+
+    before = said()
+    prefer(model, taste)
+    assert said() == before
+
+
+def test_what_ends_pads_and_is_never_said_stays(model: Path) -> None:
+    prefer(model, {"eos_token_id": [1, 6], "suppress_tokens": [2], "temperature": 0.3})
+    loaded, tokenizer, _ = load_chat_model(str(model), device="cpu")
+    assert generate_plainly(loaded, tokenizer) == [1, 6]
+    kept = loaded.generation_config
+    assert (kept.eos_token_id, kept.pad_token_id, kept.bos_token_id, kept.suppress_tokens) == ([1, 6], 0, 1, [2])
+    assert kept.temperature is None
+
+
+# training
+
+
+def sampled(episodes: RemoteEpisodes, model: Any, tokenizer: Any, directory: Path) -> Any:
+    """Prompts, completions and masks of one step."""
+    trainer = keeping(FarmGRPOTrainer)(
+        model=model,
+        args=grpo_config(directory, batch=2, max_completion_length=64),
+        train_dataset=dataset_of([weekly_sales()]),
+        processing_class=tokenizer,
+        environment_factory=episodes,
+    )
+    trainer.train()
+    return trainer.generated[:3]
+
+
+def keeping(base: Any) -> Any:
+    def generate(self: Any, prompts: Any) -> Any:
+        self.generated = base._generate(self, prompts)
+        return self.generated
+
+    return type("Keeping", (base,), {"_generate": generate})
+
+
+def test_a_checkpoints_taste_does_not_reach_training(episodes: RemoteEpisodes, model: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(model))
+    plain = sampled(episodes, str(model), tokenizer, tmp_path)
+    prefer(model, {"num_beams": 2, "min_new_tokens": 30, "stop_strings": ["done"], "bad_words_ids": [[4]]})
+    assert sampled(episodes, str(model), tokenizer, tmp_path) == plain

@@ -31,7 +31,7 @@ from trainer.answers import accept_any_answer
 from trainer.evaluation.chat_template import ChatTemplate, cannot_load, load_tokenizer
 from trainer.evaluation.identity import Sampling, Subject, text_digest
 from trainer.evaluation.policies import ToolCall
-from trainer.evaluation.pretrained import load_whole
+from trainer.evaluation.pretrained import generate_plainly, load_whole
 from trainer.evaluation.results import Usage
 from trainer.evaluation.seeded_sampling import processors
 
@@ -88,6 +88,7 @@ class ChatModel:
     ) -> None:
         model.train(mode=False)
         accept_any_answer(tokenizer)
+        self._stops = frozenset(generate_plainly(model, tokenizer))
         self._model = model
         self._tokenizer = tokenizer
         self._sampling = sampling
@@ -96,7 +97,6 @@ class ChatModel:
         self._batch = batch
         self._template = ChatTemplate(tokenizer)
         self._context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
-        self._stops = _stop_tokens(model, tokenizer)
 
     @property
     def tools_digest(self) -> str:
@@ -172,12 +172,10 @@ class ChatModel:
         mask = [[0] * (width - len(it.ids)) + [1] * len(it.ids) for it in conversations]
         seeds = [(it.seed + it.turns * _TURN_SEEDS) % 2**63 for it in conversations]
         config = GenerationConfig(
-            do_sample=False,  # the processors sample
-            repetition_penalty=1.0,  # a checkpoint's own taste would make two models' sampling differ
+            do_sample=False,  # the processors sample; nothing else shapes the scores, see `generate_plainly`
             max_new_tokens=max(self._left(it) for it in conversations),
             pad_token_id=padding,
             eos_token_id=list(self._stops),
-            suppress_tokens=self._model.generation_config.suppress_tokens,
             disable_compile=True,
         )
         with torch.no_grad():
@@ -226,12 +224,6 @@ def load_chat_model(
         dtype=str(model.dtype).removeprefix("torch."),
     )
     return model, tokenizer, subject
-
-
-def _stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    declared = model.generation_config.eos_token_id
-    several = declared if isinstance(declared, list) else [declared]
-    return frozenset(token for token in [*several, tokenizer.eos_token_id] if token is not None)
 
 
 def _until_stop(ids: Sequence[int], stops: frozenset[int]) -> list[int]:

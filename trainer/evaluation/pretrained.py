@@ -1,6 +1,8 @@
 """A model as its checkpoint holds it, for training and evaluation alike.
 
-What always holds: every weight was read from the checkpoint and is a number.
+What always holds: every weight was read from the checkpoint and is a number; of how the checkpoint's author liked to
+generate nothing is left but which tokens end a turn, pad and begin, and which are never said. Anything else there, such
+as beams, would fail in mid-run, or let a token be sampled by other odds than those that are trained or compared.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from orchestrator.errors import SettingsError
 
@@ -37,6 +39,25 @@ def not_finite(model: torch.nn.Module) -> str | None:
     """
     seen = ((name, it) for name, it in model.named_parameters() if it.is_floating_point() and it.element_size() > 1)
     return next((name for name, weight in seen if not weight.is_meta and not bool(weight.isfinite().all())), None)
+
+
+def generate_plainly(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Leave of a model's generation settings what the module says; returns the tokens that end a turn."""
+    had: GenerationConfig = model.generation_config
+    stops = _ids(had.eos_token_id, tokenizer.eos_token_id)
+    model.generation_config = GenerationConfig(
+        eos_token_id=stops or None,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=had.bos_token_id,
+        suppress_tokens=had.suppress_tokens,
+    )
+    return stops
+
+
+def _ids(*given: int | Sequence[int] | None) -> list[int]:
+    """All of them once, in order."""
+    several = [[] if ids is None else [ids] if isinstance(ids, int) else ids for ids in given]
+    return list(dict.fromkeys(int(token) for ids in several for token in ids))
 
 
 def _some(names: Sequence[str]) -> str:
