@@ -6,7 +6,8 @@ what TRL does well: sampling with the trainer's own settings, parsing, templates
 masks, logprobs, vLLM. The other is one override of the private `_tool_call_loop`, which this is: it starts the pending
 calls of all rows when TRL asks for the first, and collects all rewards when TRL's loop has ended, so that TRL's serial
 `get_reward` calls find them there. Ids, masks, rewards and logs are TRL's own, token by token. The price is one
-private seam: two names of TRL's, in `seam_problem`, looked at when a trainer is made and pinned by a test.
+private seam: two names of TRL's, and three where it keeps its stop tokens, in `seam_problem`, looked at when a trainer
+is made and pinned by a test.
 
 What always holds: a batch has its places reserved before it starts, over all processes in one reservation; what was
 aborted is never a zero: it ends the run, or it is masked out and counted; all processes decide the same; when `train`
@@ -44,6 +45,7 @@ from trainer.tool_calls import ToolCalls
 
 _LOOP = "_tool_call_loop"
 _TOOLS = "_sync_tool_dicts"
+_STOPS = ("eos_token_ids", "generation_config", "generation_kwargs")
 _EMPTY_BATCHES = 3
 """Generation batches in a row without any score: no longer an episode's bad luck."""
 _ROWS_LOOKED_AT = 16
@@ -62,6 +64,9 @@ def seam_problem(base: type[Any] = GRPOTrainer) -> str | None:
         return f"{moved}: GRPOTrainer.{_LOOP} has no parameter {sorted(missing)}; {advice}"
     if _TOOLS not in inspect.getsource(loop):
         return f"{moved}: GRPOTrainer.{_LOOP} does not take its tools from {_TOOLS}; {advice}"
+    made = inspect.getsource(base.__init__)
+    if gone := [name for name in _STOPS if f"self.{name} = " not in made]:
+        return f"{moved}: GRPOTrainer does not keep its stop tokens in {gone}; {advice}"
     return None
 
 
@@ -95,7 +100,7 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         given = (_loaded(model, args, options), rewards, args, train_dataset, eval_dataset, *more)
         super().__init__(*given, environment_factory=environment_factory, **options)
         accept_any_answer(self._tokenizer)
-        generate_plainly(self.model, self._tokenizer)
+        self._stop_at(generate_plainly(self.model, self._tokenizer))
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
 
     def train(self, *args: Any, **options: Any) -> Any:
@@ -109,6 +114,12 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
             return super().train(*args, **options)
         finally:
             self._episodes.close()
+
+    def _stop_at(self, stops: list[int]) -> None:
+        """Have TRL's own sampling and masks end a turn at these tokens; vLLM reads its own from the checkpoint."""
+        self.eos_token_ids = stops
+        if not self.use_vllm and "eos_token_id" not in (self.args.generation_kwargs or {}):
+            self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = stops
 
     def _evaluated_at_once(self) -> int:
         """The episodes of the largest evaluation batch of all processes; 0 when training evaluates nothing."""

@@ -18,14 +18,16 @@ from tests.support.policies import weekly_sales
 from tests.support.tiny_policy import SUBMIT, call, grpo_config, make_model, make_tokenizer
 from trainer import FarmGRPOTrainer, RemoteEpisodes
 from trainer.evaluation.chat_model import ChatModel, load_chat_model
-from trainer.evaluation.chat_template import load_tokenizer
+from trainer.evaluation.chat_template import ChatTemplate, load_tokenizer
 from trainer.evaluation.identity import Sampling
+from trainer.evaluation.policies import ToolCall
 from trainer.evaluation.pretrained import generate_plainly, load_whole
 from trainer.evaluation.tools import TOOLS
 from trainer.training import TrainingPlan, dataset_of, train
 
 LOOK = call("terminal", command="ls")
 END, TEXT_END = "<|im_end|>", "<|endoftext|>"
+INVENTED = ["<tool_call>", LOOK, "</tool_call>", END, "<|im_start|>user", "<tool_response>", "done", "</tool_response>"]
 
 
 def save(directory: Path, *, eos: str = END) -> Path:
@@ -126,6 +128,46 @@ def test_what_ends_pads_and_is_never_said_stays(model: Path) -> None:
     assert kept.temperature is None
 
 
+# the end of a turn
+
+
+def test_the_templates_end_of_a_turn_becomes_a_stop_token(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = save(tmp_path, eos=TEXT_END)
+    loaded, tokenizer, _ = load_chat_model(str(directory), device="cpu")
+    end, text_end = tokenizer.convert_tokens_to_ids([END, TEXT_END])
+    assert generate_plainly(loaded, tokenizer) == [end, text_end]
+    assert loaded.generation_config.eos_token_id == [end, text_end]
+    assert "ends a turn with <|im_end|>" in caplog.text
+    caplog.clear()
+    assert generate_plainly(loaded, tokenizer) == [end, text_end]
+    assert not caplog.text
+
+
+def test_a_turn_ends_before_the_model_invents_a_result(tmp_path: Path) -> None:
+    loaded, tokenizer = inventing(tmp_path)
+    asked = ChatModel(loaded, tokenizer, Sampling(temperature=0, max_completion_tokens=64), tools=TOOLS)
+    conversation = asked.begin(weekly_sales(), 0)
+    assert asked.respond([conversation]) == [[ToolCall("terminal", {"command": "ls"})]]
+    assert tokenizer.decode(conversation.ids[conversation.prompt_tokens :]).endswith(END)
+
+
+def inventing(directory: Path) -> tuple[Any, Any]:
+    """A model that goes on after its call, as a base model would, and its tokenizer."""
+    model, tokenizer, _ = load_chat_model(str(save(directory, eos=TEXT_END)), device="cpu")
+    tokenizer.add_tokens([word for word in INVENTED if word not in tokenizer.get_vocab()])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    words = [*INVENTED, "<tool_call>", SUBMIT, "</tool_call>", END, TEXT_END]
+    prefix = ChatTemplate(tokenizer).prompt([{"role": "user", "content": weekly_sales().prompt}], TOOLS)
+    answer = tokenizer.convert_tokens_to_ids(words)
+    ids, labels = torch.tensor([[*prefix, *answer]]), torch.tensor([[-100] * len(prefix) + answer])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(150):
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, tokenizer
+
+
 # training
 
 
@@ -150,8 +192,48 @@ def keeping(base: Any) -> Any:
     return type("Keeping", (base,), {"_generate": generate})
 
 
+def test_no_made_up_result_is_trained_on(episodes: RemoteEpisodes, tmp_path: Path) -> None:
+    loaded, tokenizer = inventing(tmp_path)
+    _, completions, masks = sampled(episodes, loaded, tokenizer, tmp_path)
+    end = tokenizer.convert_tokens_to_ids(END)
+    for ids, mask in zip(completions, masks, strict=True):
+        after = [mask[place + 1] for place, token in enumerate(ids[:-1]) if token == end and mask[place]]
+        assert after
+        assert not any(after)
+
+
 def test_a_checkpoints_taste_does_not_reach_training(episodes: RemoteEpisodes, model: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(model))
     plain = sampled(episodes, str(model), tokenizer, tmp_path)
     prefer(model, {"num_beams": 2, "min_new_tokens": 30, "stop_strings": ["done"], "bad_words_ids": [[4]]})
     assert sampled(episodes, str(model), tokenizer, tmp_path) == plain
+
+
+# templates
+
+
+@pytest.mark.parametrize(
+    ("after", "ends"),
+    [
+        ("<|im_end|>\n", [END]),
+        ("<|im_end|><|endoftext|>", [END]),
+        ("{{ '<call_end>' if m.tool_calls else '<|im_end|>' }}", [END, "<call_end>"]),
+        ("<plain_end>", ["<plain_end>"]),
+        ("\n\nHuman:", []),
+    ],
+)
+def test_the_end_of_a_turn_is_read_from_the_template(model: Path, after: str, ends: list[str]) -> None:
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<call_end>", TEXT_END]})
+    tokenizer.add_tokens(["<plain_end>"])
+    said = "{{ m.content }}{{ m.tool_calls }}"
+    tokenizer.chat_template = f"{{% for m in messages %}}{said}{after}{{% endfor %}}"
+    assert ChatTemplate(tokenizer).turn_ends() == ends
+
+
+def test_a_template_that_takes_arguments_for_text_is_refused_before_an_episode(model: Path) -> None:
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.chat_template = "{% for m in messages %}{% for it in m.tool_calls %}{{ 'call ' + it.function.arguments }}"
+    tokenizer.chat_template += "{% endfor %}{{ m.content }}{% endfor %}"
+    with pytest.raises(FarmError, match="cannot render a tool call"):
+        ChatTemplate(tokenizer).turn_ends()

@@ -7,6 +7,7 @@ as beams, would fail in mid-run, or let a token be sampled by other odds than th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -14,6 +15,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from orchestrator.errors import SettingsError
+from trainer.evaluation.chat_template import ChatTemplate
+
+logger = logging.getLogger(__name__)
 
 
 def load_whole(load: Callable[..., Any], name: str, **options: Any) -> PreTrainedModel:
@@ -42,9 +46,19 @@ def not_finite(model: torch.nn.Module) -> str | None:
 
 
 def generate_plainly(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Leave of a model's generation settings what the module says; returns the tokens that end a turn."""
+    """Leave of a model's generation settings what the module says; returns the tokens that end a turn.
+
+    A turn's end that the template writes and neither model nor tokenizer stops at becomes the tokenizer's `eos_token`,
+    which is also where TRL cuts a turn before it appends a tool's result. Without it the model would write on, and make
+    up results of its own calls. Both are changed in place.
+    """
     had: GenerationConfig = model.generation_config
     stops = _ids(had.eos_token_id, tokenizer.eos_token_id)
+    ends = ChatTemplate(tokenizer).turn_ends() if tokenizer.chat_template else []  # a processor may hold the template
+    if new := [end for end in ends if tokenizer.convert_tokens_to_ids(end) not in stops]:
+        logger.warning("the model's chat template ends a turn with %s: taken as its stop token", " and ".join(new))
+        tokenizer.eos_token = new[-1]
+        stops = _ids(tokenizer.eos_token_id, [tokenizer.convert_tokens_to_ids(end) for end in new], stops)
     model.generation_config = GenerationConfig(
         eos_token_id=stops or None,
         pad_token_id=tokenizer.pad_token_id,
