@@ -6,7 +6,8 @@ what TRL does well: sampling with the trainer's own settings, parsing, templates
 masks, logprobs, vLLM. The other is one override of the private `_tool_call_loop`, which this is: it starts the pending
 calls of all rows when TRL asks for the first, and collects all rewards when TRL's loop has ended, so that TRL's serial
 `get_reward` calls find them there. Ids, masks, rewards and logs are TRL's own, token by token. The price is one
-private seam: two names of TRL's, in `seam_problem`, looked at when a trainer is made and pinned by a test.
+private seam: two names of TRL's, and three where it keeps its stop tokens, in `seam_problem`, looked at when a trainer
+is made and pinned by a test.
 
 What always holds: a batch has its places reserved before it starts, over all processes in one reservation; what was
 aborted is never a zero: it ends the run, or it is masked out and counted; all processes decide the same; when `train`
@@ -17,9 +18,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +30,7 @@ import torch
 import trl
 from transformers.trainer_utils import has_length
 from trl import GRPOTrainer
-from trl.trainer.utils import get_callable_name, is_async_callable
+from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
 from orchestrator.errors import EpisodeAborted, FarmError
 from orchestrator.farm import open_farm
@@ -36,14 +38,18 @@ from orchestrator.pool import Reservation
 from orchestrator.vocabulary import Outcome
 from trainer.answers import accept_any_answer
 from trainer.environment import RemoteEpisode, RemoteEpisodes, aborted_outcome
+from trainer.evaluation.pretrained import generate_plainly, load_whole
 from trainer.groups import SURVIVORS, judge
 from trainer.processes import gathered, the_first_does
 from trainer.tool_calls import ToolCalls
 
 _LOOP = "_tool_call_loop"
 _TOOLS = "_sync_tool_dicts"
+_STOPS = ("eos_token_ids", "generation_config", "generation_kwargs")
 _EMPTY_BATCHES = 3
 """Generation batches in a row without any score: no longer an episode's bad luck."""
+_ROWS_LOOKED_AT = 16
+"""Of a dataset, before training; the rows of one dataset are of one type."""
 
 
 def seam_problem(base: type[Any] = GRPOTrainer) -> str | None:
@@ -58,6 +64,9 @@ def seam_problem(base: type[Any] = GRPOTrainer) -> str | None:
         return f"{moved}: GRPOTrainer.{_LOOP} has no parameter {sorted(missing)}; {advice}"
     if _TOOLS not in inspect.getsource(loop):
         return f"{moved}: GRPOTrainer.{_LOOP} does not take its tools from {_TOOLS}; {advice}"
+    made = inspect.getsource(base.__init__)
+    if gone := [name for name in _STOPS if f"self.{name} = " not in made]:
+        return f"{moved}: GRPOTrainer does not keep its stop tokens in {gone}; {advice}"
     return None
 
 
@@ -71,7 +80,10 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         self,
         model: Any,
         reward_funcs: Any = None,
-        *args: Any,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *more: Any,
         environment_factory: RemoteEpisodes,
         **options: Any,
     ) -> None:
@@ -79,12 +91,16 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
             raise FarmError(problem)
         if not isinstance(environment_factory, RemoteEpisodes):
             raise FarmError("environment_factory has to be a RemoteEpisodes(pool); other environments: trl.GRPOTrainer")
+        for name, dataset in _datasets(train_dataset, eval_dataset):
+            _refuse_other_prompts(name, dataset)
         self._episodes = environment_factory
         self._tally: dict[str, Counter[str]] = {"train": Counter(), "eval": Counter()}
         self._empty_batches = 0
-        more = _without_excluded(reward_funcs, environment_factory)
-        super().__init__(model, more, *args, environment_factory=environment_factory, **options)
+        rewards = _without_excluded(reward_funcs, environment_factory)
+        given = (_loaded(model, args, options), rewards, args, train_dataset, eval_dataset, *more)
+        super().__init__(*given, environment_factory=environment_factory, **options)
         accept_any_answer(self._tokenizer)
+        self._stop_at(generate_plainly(self.model, self._tokenizer))
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
 
     def train(self, *args: Any, **options: Any) -> Any:
@@ -98,6 +114,12 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
             return super().train(*args, **options)
         finally:
             self._episodes.close()
+
+    def _stop_at(self, stops: list[int]) -> None:
+        """Have TRL's own sampling and masks end a turn at these tokens; vLLM reads its own from the checkpoint."""
+        self.eos_token_ids = stops
+        if not self.use_vllm and "eos_token_id" not in (self.args.generation_kwargs or {}):
+            self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = stops
 
     def _evaluated_at_once(self) -> int:
         """The episodes of the largest evaluation batch of all processes; 0 when training evaluates nothing."""
@@ -216,6 +238,36 @@ def _collected(environment: RemoteEpisode) -> _Row:
     episode = environment._episode.episode_id if environment._episode is not None else "no episode"
     detail = failure.detail if isinstance(failure, EpisodeAborted) else str(failure)
     return None, aborted_outcome(environment), f"{detail} ({episode})"
+
+
+def _loaded(model: Any, args: Any, options: Mapping[str, Any]) -> Any:
+    """A model that is given by its name, loaded as TRL does it, and whole; with options of its own TRL loads it."""
+    if not isinstance(model, str) or args is None or args.model_init_kwargs or options.get("quantization_config"):
+        return model
+    several = args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED")
+    place = {"device_map": None} if several else {}
+    return load_whole(create_model_from_path, model, trust_remote_code=args.trust_remote_code, **place)
+
+
+def _datasets(train: Any, evaluated: Any) -> Iterator[tuple[str, Any]]:
+    """Each dataset with its name."""
+    yield "train_dataset", train
+    if isinstance(evaluated, Mapping):
+        yield from ((f"eval_dataset[{name!r}]", dataset) for name, dataset in evaluated.items())
+    else:
+        yield "eval_dataset", evaluated
+
+
+def _refuse_other_prompts(name: str, dataset: Any) -> None:
+    """Raise FarmError for a prompt that is no chat: TRL would fail over it in mid-batch. A row may have none at all."""
+    for place, row in enumerate(itertools.islice(dataset or (), _ROWS_LOOKED_AT)):
+        prompt = row.get("prompt", [])
+        chat = isinstance(prompt, list) and all(isinstance(it, Mapping) and it.get("role") for it in prompt)
+        if not chat or ("prompt" in row and not prompt):
+            raise FarmError(
+                f"{name}: the prompt of row {place} is no chat ({str(prompt)[:40]!r}); give messages, such as "
+                '[{"role": "user", "content": "..."}]'
+            )
 
 
 def _without_excluded(reward_funcs: Any, episodes: RemoteEpisodes) -> list[Any]:

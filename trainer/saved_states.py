@@ -72,21 +72,24 @@ def refuse_another_model(state: Path, model: str) -> None:
 
 
 def _damaged_weights(state: Path) -> str | None:
-    names = {SAFE_WEIGHTS_NAME}
+    names: dict[str, set[str]] = {SAFE_WEIGHTS_NAME: set()}  # a file and the tensors that it has to hold
     index = state / SAFE_WEIGHTS_INDEX_NAME
     if index.exists():
         try:
-            names = set(json.loads(index.read_bytes())["weight_map"].values())
+            tensors = json.loads(index.read_bytes())["weight_map"]
+            names = {name: {it for it in tensors if tensors[it] == name} for name in tensors.values()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return f"{index.name} is damaged"
     for name in sorted(names):
         if not (state / name).is_file():
             return f"{name} is missing"
         try:
-            with safe_open(state / name, framework="pt"):  # reads what it should hold, and compares its length
-                pass
+            with safe_open(state / name, framework="pt") as file:  # reads what it should hold, compares its length
+                held = set(file.keys())
         except (SafetensorError, OSError):
             return f"{name} is cut short or damaged"
+        if lacking := names[name] - held:
+            return f"{name} lacks {len(lacking)} of its tensors, {min(lacking)}"
     return None
 
 

@@ -10,7 +10,7 @@ SIGNALS: Mapping[str, str] = {
     "frac_reward_zero_std": "share of groups with identical rewards; they give GRPO no difference to learn from",
     "tools/call_frequency": "tool calls per completion; 0 means that none of the model's calls was understood",
     "tools/failure_frequency": "share of calls that raised; a command that failed in its shell is an observation",
-    "completions/mean_length": "tokens that the model wrote per completion, tool results not counted",
+    "completions/mean_length": "tokens that the model wrote per completion, without tool results; 0 for one left out",
     "completions/clipped_ratio": "share of completions cut off at the token limit, often before they submitted",
     "loss": "what the optimizer saw; 0 can be right when every completion of a group has the same reward",
     "train_loss": "mean of the losses of the run; 0 can be right, as for loss",

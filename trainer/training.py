@@ -31,6 +31,7 @@ from orchestrator.pool import Pool
 from orchestrator.records import SettledReceipt
 from orchestrator.settings import Settings
 from orchestrator.tasks import Task
+from trainer.divergence import Divergence
 from trainer.environment import OnAbort, RemoteEpisodes
 from trainer.evaluation.chat_template import load_tokenizer
 from trainer.grpo import FarmGRPOTrainer
@@ -266,6 +267,7 @@ def _config(plan: TrainingPlan) -> Any:
             save_steps=plan.save_steps,
             save_total_limit=2,
             logging_steps=1,
+            logging_nan_inf_filter=False,  # it shows a loss that is no number as 0
             report_to="none",
             disable_tqdm=True,
             seed=plan.seed,
@@ -284,7 +286,7 @@ def _trainer(
             train_dataset=dataset_of(plan.tasks, at_least=args.generation_batch_size // plan.completions),
             processing_class=tokenizer,
             environment_factory=episodes,
-            callbacks=[metrics, Schedule()],
+            callbacks=[metrics, Schedule(), Divergence()],
         )
     except (OSError, ValueError) as error:
         raise SettingsError(f"--model {plan.model}: cannot be trained ({str(error).splitlines()[0]})") from error

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 
 from orchestrator.errors import CapacityError, EpisodeAborted, FarmError
 from orchestrator.pool import Pool
@@ -121,14 +122,25 @@ def test_a_group_with_identical_rewards_is_counted_and_moves_nothing(episodes: R
 
 
 def test_a_reset_observation_reaches_the_prompt(episodes: RemoteEpisodes, tmp_path: Path) -> None:
-    from datasets import Dataset
-
     task = weekly_sales(prompt="fix fix fix")
     bare = Dataset.from_list([{"task": task.model_dump_json()}])
     trainer = trainer_of(episodes, tmp_path, [LOOK, SUBMIT_BUG], dataset=bare)
     trainer.train()
     said = trainer._tokenizer.decode(trainer.generated[0][0])
     assert "fix fix fix" in said
+
+
+@pytest.mark.parametrize("prompt", ["fix", "", [], ["fix"], None], ids=repr)
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset['held out']"])
+def test_a_prompt_that_is_no_chat_is_refused_before_a_batch(
+    episodes: RemoteEpisodes, pool: Pool, tmp_path: Path, prompt: Any, name: str
+) -> None:
+    plain = Dataset.from_list([{"prompt": prompt, "task": weekly_sales().model_dump_json()}])
+    given = {"dataset": plain} if name == "train_dataset" else {"eval_dataset": {"held out": plain}}
+    with pytest.raises(FarmError, match=r"the prompt of row 0 is no chat .*\[\{\"role\": \"user\"") as refused:
+        trainer_of(episodes, tmp_path, [LOOK, LOOK], **given)
+    assert str(refused.value).startswith(name)
+    assert pool.submitted == []
 
 
 # aborted episodes
@@ -250,8 +262,6 @@ def test_an_evaluation_smaller_than_its_batch_is_what_it_is(
 
 
 def test_a_task_column_that_is_not_json_is_refused(pool: Pool, episodes: RemoteEpisodes, tmp_path: Path) -> None:
-    from datasets import Dataset
-
     wrong = Dataset.from_list([{"prompt": [{"role": "user", "content": "fix"}], "task": "weekly-sales"}])
     with pytest.raises(TaskError, match=r"json\.dumps"):
         trainer_of(episodes, tmp_path, [LOOK] * 2, dataset=wrong).train()

@@ -139,7 +139,15 @@ def test_a_trl_that_has_moved_is_said_clearly() -> None:
         def _tool_call_loop(self, prompts: Any, completions: Any) -> None:
             pass
 
-    for base, word in ((Gone, "is gone"), (Renamed, "completions"), (Elsewhere, "_sync_tool_dicts")):
+    class Endless:
+        def __init__(self) -> None:
+            self.stops: list[int] = []
+
+        def _tool_call_loop(self, prompts: Any, completions: Any) -> None:
+            self._sync_tool_dicts: list[Any] = []
+
+    found = ((Gone, "is gone"), (Renamed, "completions"), (Elsewhere, "_sync_tool_dicts"), (Endless, "eos_token_ids"))
+    for base, word in found:
         problem = seam_problem(base)
         assert problem is not None
         assert word in problem

@@ -72,6 +72,10 @@ def written(name: str, text: str) -> Damage:
         (removed("model.safetensors"), "model.safetensors is missing"),
         (written("model.safetensors.index.json", '{"weight_map": []}'), "index.json is damaged"),
         (written("model.safetensors.index.json", '{"weight_map": {"a": "part-2"}}'), "part-2 is missing"),
+        (
+            written("model.safetensors.index.json", '{"weight_map": {"a": "model.safetensors"}}'),
+            "lacks 1 of its",
+        ),
         (cut("optimizer.pt"), "optimizer.pt is cut short"),
         (removed("optimizer.pt"), "optimizer.pt is missing"),
         (removed("scheduler.pt"), "scheduler.pt is missing"),

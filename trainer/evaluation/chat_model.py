@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.chat_template_utils import get_json_schema
 from trl.chat_template_utils import parse_response
 
@@ -24,6 +31,7 @@ from trainer.answers import accept_any_answer
 from trainer.evaluation.chat_template import ChatTemplate, cannot_load, load_tokenizer
 from trainer.evaluation.identity import Sampling, Subject, text_digest
 from trainer.evaluation.policies import ToolCall
+from trainer.evaluation.pretrained import generate_plainly, load_whole
 from trainer.evaluation.results import Usage
 from trainer.evaluation.seeded_sampling import processors
 
@@ -80,6 +88,7 @@ class ChatModel:
     ) -> None:
         model.train(mode=False)
         accept_any_answer(tokenizer)
+        self._stops = frozenset(generate_plainly(model, tokenizer))
         self._model = model
         self._tokenizer = tokenizer
         self._sampling = sampling
@@ -88,7 +97,6 @@ class ChatModel:
         self.batch = batch
         self._template = ChatTemplate(tokenizer)
         self._context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
-        self._stops = _stop_tokens(model, tokenizer)
 
     @property
     def tools_digest(self) -> str:
@@ -164,12 +172,10 @@ class ChatModel:
         mask = [[0] * (width - len(it.ids)) + [1] * len(it.ids) for it in conversations]
         seeds = [(it.seed + it.turns * _TURN_SEEDS) % 2**63 for it in conversations]
         config = GenerationConfig(
-            do_sample=False,  # the processors sample
-            repetition_penalty=1.0,  # a checkpoint's own taste would make two models' sampling differ
+            do_sample=False,  # the processors sample; nothing else shapes the scores, see `generate_plainly`
             max_new_tokens=max(self._left(it) for it in conversations),
             pad_token_id=padding,
             eos_token_id=list(self._stops),
-            suppress_tokens=self._model.generation_config.suppress_tokens,
             disable_compile=True,
         )
         with torch.no_grad():
@@ -177,9 +183,22 @@ class ChatModel:
                 input_ids=torch.tensor(padded, device=device),
                 attention_mask=torch.tensor(mask, device=device),
                 generation_config=config,
-                logits_processor=processors(self._sampling, seeds),
+                logits_processor=LogitsProcessorList([_Numbers(), *processors(self._sampling, seeds)]),
             )
         return [_until_stop(row, self._stops) for row in answer[:, width:].tolist()]
+
+
+class _Numbers(LogitsProcessor):  # type: ignore[misc, unused-ignore] # transformers is not checked
+    """Ends an evaluation whose model gives no numbers: decoding would take token 0 for the likeliest."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """The scores [rows, vocabulary] as they are; a token may be impossible, -inf. Raises FarmError."""
+        if not bool((scores < torch.inf).all()):
+            raise FarmError(
+                "the model's scores hold NaN or infinity: its weights are broken, or too large for their precision; "
+                "evaluate a checkpoint from before that"
+            )
+        return scores
 
 
 def load_chat_model(
@@ -192,7 +211,8 @@ def load_chat_model(
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = load_tokenizer(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto" if place != "cpu" else torch.float32)
+        dtype = "auto" if place != "cpu" else torch.float32
+        model = load_whole(AutoModelForCausalLM.from_pretrained, name, dtype=dtype)
         torch.nn.Module.to(model, place)  # transformers wraps its own in a way that types do not survive
     except (OSError, ValueError, RuntimeError) as error:
         raise cannot_load(name, error) from None
@@ -204,12 +224,6 @@ def load_chat_model(
         dtype=str(model.dtype).removeprefix("torch."),
     )
     return model, tokenizer, subject
-
-
-def _stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    declared = model.generation_config.eos_token_id
-    several = declared if isinstance(declared, list) else [declared]
-    return frozenset(token for token in [*several, tokenizer.eos_token_id] if token is not None)
 
 
 def _until_stop(ids: Sequence[int], stops: frozenset[int]) -> list[int]:

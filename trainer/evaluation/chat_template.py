@@ -90,6 +90,32 @@ class ChatTemplate:
             raise FarmError("this chat template renders a call differently once its result is known; use another model")
         return after[len(before) :]
 
+    def turn_ends(self) -> list[str]:
+        """The tokens with which the template ends an answer and, where it is another, a turn of calls.
+
+        Empty for a template that ends its turns with ordinary text. Raises FarmError where no call can be rendered.
+        """
+        mark = "value-a8f3e2b1"
+        call = {"type": "function", "function": {"name": "terminal", "arguments": {"command": mark}}}
+        answered = self._after(mark, {"role": "assistant", "content": mark})
+        called = self._after(mark, {"role": "assistant", "content": "", "tool_calls": [call]})
+        tokens = self._tokenizer.added_tokens_decoder.values()
+        added = {token.content for token in tokens} | set(self._tokenizer.all_special_tokens)
+        ends = sorted((it for it in added if it in answered), key=lambda it: (answered.find(it), -len(it)))[:1]
+        if not any(end in called for end in ends):
+            special = {token.content for token in tokens if token.special}
+            ends += sorted((it for it in special if it in called), key=lambda it: (called.rfind(it), len(it)))[-1:]
+        return ends
+
+    def _after(self, mark: str, said: dict[str, Any]) -> str:
+        """What is rendered after the mark in what the model said."""
+        messages = [{"role": "user", "content": "?"}, said]
+        try:
+            text = self._tokenizer.apply_chat_template(messages, chat_template=self._text, tokenize=False)
+        except TypeError as error:  # as of DeepSeek-V3's: it takes arguments for text, and TRL gives it an object
+            raise FarmError(f"this chat template cannot render a tool call ({error}); use another model") from None
+        return str(text).rpartition(mark)[2]
+
     def _render(
         self, messages: Sequence[dict[str, Any]], *, answer: bool, tools: Sequence[Callable[..., str]] | None = None
     ) -> list[int]:
