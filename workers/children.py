@@ -63,13 +63,21 @@ def reap(children: Iterable[Child], *, keep: Iterable[Child] = ()) -> None:
             _note_end(child, status, expected=child not in kept)
     for child in kept:
         if child.pid == 0 and time.monotonic() >= child.restart_at:
-            child.start()
+            try:
+                child.start()
+            except OSError as error:  # no more processes just now: the others go on, and it is tried again
+                logger.error("%s could not be started: %s", child.name, error)
+                _postpone(child, 0.0)
+
+
+def _postpone(child: Child, lived: float) -> None:
+    child.pause = _RESTART_SECONDS[0] if lived > _PROVEN_SECONDS else min(child.pause * 2, _RESTART_SECONDS[1])
+    child.restart_at = time.monotonic() + child.pause
 
 
 def _note_end(child: Child, status: int, *, expected: bool) -> None:
     lived = time.monotonic() - child.started
     child.pid = 0
-    child.pause = _RESTART_SECONDS[0] if lived > _PROVEN_SECONDS else min(child.pause * 2, _RESTART_SECONDS[1])
-    child.restart_at = time.monotonic() + child.pause
+    _postpone(child, lived)
     if not expected:
         logger.error("%s ended with status %s after %.1f s; it is started again", child.name, status, lived)

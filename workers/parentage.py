@@ -32,12 +32,17 @@ def fork_child(main: Callable[[], None], name: str) -> int:
     """Fork a child that runs `main` and ends; the child's pid. It dies with us and never returns from here.
 
     It has default handlers of the stop signals and a process group of its own: the terminal's Ctrl-C reaches us only.
+    Raises OSError when this system has no more processes to give.
     """
     parent = os.getpid()
     # A signal between the fork and the child's own handlers would be noted by a copy of ours, and lost; and what our
     # handler raises inside Python's own fork hooks would be swallowed.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        raise
     if pid == 0:
         code = 1
         try:

@@ -22,6 +22,7 @@ from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
+from rq.worker_registration import register
 
 from orchestrator.connection import BLOCK_SECONDS, client, make_impatient
 from orchestrator.queue import EXECUTABLE_EXTRAS, refusal
@@ -39,6 +40,8 @@ _RQ_MARGIN_SECONDS = 15
 class SlotWorker(Worker):
     """RQ's worker, narrowed to one function."""
 
+    max_connection_wait_time = BLOCK_SECONDS
+    """RQ's is a minute: so long a slot would take no job after Redis is back, and its heartbeats say that it does."""
     _slot_pid = 0
     _spare: SpareHorse | None = None
 
@@ -126,6 +129,9 @@ class SlotWorker(Worker):
             return
         with self.connection.pipeline(transaction=False) as together:  # one round trip, not three, before each job
             super().heartbeat(timeout, together)
+            if self.birth_date is not None:  # its row expires while Redis is away, and RQ writes it at birth only
+                together.hset(self.key, mapping={**self.serialize(), "state": self.get_state()})
+                register(self, together)
             together.execute()
 
     def request_force_stop(self, signum: int, frame: FrameType | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from orchestrator.errors import InfrastructureLost
 from orchestrator.provider import SandboxRow
 from orchestrator.vocabulary import Outcome
 from tests.support.e2b_local import sandbox_request
@@ -69,6 +70,42 @@ def test_what_was_done_and_not_answered_is_not_done_again(
     assert field.run(spec) == "transport"
     field.check_ended(spec.episode_id, Outcome.TRANSPORT)
     assert faults.hits() == {f"{fault}.{operation}": 1}
+
+
+@pytest.mark.parametrize("status", [400, 499, 500, 504, 520])
+@pytest.mark.parametrize("role", BOTH)
+def test_a_proxys_page_at_a_command_is_no_result_of_it(
+    field: Field, faults: ServiceFaults, status: int, role: str
+) -> None:
+    faults.set(page__command=1, page_status=status, only__role=role)
+    spec = solvable(field)
+    assert field.run(spec) == "transport"
+    field.check_ended(spec.episode_id, Outcome.TRANSPORT, roles=BOTH[: BOTH.index(role) + 1])
+    assert faults.hits() == {"page.command": 1}
+
+
+@pytest.mark.parametrize("status", [404, 500, 520])
+def test_a_proxys_pages_at_the_artifact_do_not_say_that_it_is_missing(
+    field: Field, faults: ServiceFaults, status: int
+) -> None:
+    started = field.remote(field.spec())
+    started.episode.reset()
+    started.episode.terminal(candidate(repaired()))
+    faults.set(page__files=20, page_status=status)
+    with pytest.raises(InfrastructureLost):
+        started.episode.submit()
+    faults.clear()
+    started.end()
+    assert started.episode.wait().outcome is Outcome.TRANSPORT
+
+
+@pytest.mark.parametrize("operation", ["info", "delete"])
+def test_a_proxys_404_confirms_no_absence(field: Field, faults: ServiceFaults, operation: str) -> None:
+    faults.set(**{f"page__{operation}": 1}, page_status=404)
+    spec = solvable(field)
+    assert field.run(spec) == "solved"
+    field.check_ended(spec.episode_id, Outcome.SOLVED, roles=BOTH)
+    assert faults.hits() == {f"page.{operation}": 1}
 
 
 @pytest.mark.parametrize("role", BOTH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -29,6 +30,27 @@ def test_a_stop_signal_right_after_the_fork_is_not_lost() -> None:
         child.send(signal.SIGTERM)
         _, status = os.waitpid(child.pid, 0)
         assert os.WTERMSIG(status) == signal.SIGTERM
+
+
+def test_a_system_without_processes_to_give_costs_a_pause_and_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Child("unborn", lambda start: time.sleep(20))
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fork", refuse)
+        reap([child], keep=[child])
+        assert child.pid == 0
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGINT}
+
+    def alive() -> bool:
+        reap([child], keep=[child])
+        return child.pid != 0
+
+    wait_until(alive, description="it is started when there are processes again")
+    child.send(signal.SIGKILL)
+    os.waitpid(child.pid, 0)
 
 
 def test_a_child_that_dies_is_started_again_until_nobody_wants_it() -> None:

@@ -48,6 +48,17 @@ def test_a_stop_signal_whose_exception_was_swallowed_still_stops_an_idle_slot(re
             slot.heartbeat()
 
 
+def test_an_idle_slot_is_whole_again_for_rqs_tools_after_an_outage_that_outlived_its_row(redis_url: str) -> None:
+    with Redis.from_url(redis_url) as redis:
+        slot = SlotWorker([Queue("episodes", connection=redis)], name="w1-1", connection=redis)
+        slot.register_birth()  # type: ignore[no-untyped-call]
+        redis.delete(slot.key, "rq:workers", "rq:workers:episodes")
+        slot.heartbeat()
+        [seen] = SlotWorker.all(connection=redis)
+        assert (seen.name, seen.queue_names(), seen.hostname) == ("w1-1", ["episodes"], slot.hostname)
+        slot.register_death()  # type: ignore[no-untyped-call]
+
+
 def test_sigterm_lets_running_episodes_finish_and_takes_no_new_one(field: Field, pool: Pool) -> None:
     worker = field.worker()
     slow = script("sleep 1.9", candidate(repaired()))

@@ -240,6 +240,9 @@ async def _always(refusal: Refusal, scope: Scope, receive: Receive, send: Send) 
 
 
 async def _refuse(send: Send, refusal: Refusal) -> None:
+    if refusal.html:
+        await _send_html(send, {"type": "http.response.start", "status": refusal.status, "headers": []})
+        return
     pause = refusal.retry_after_seconds
     headers = {"retry-after": str(pause)} if pause is not None else None
     await respond(send, refusal.status, {"code": refusal.status, "message": refusal.message}, headers)

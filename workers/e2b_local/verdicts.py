@@ -47,6 +47,8 @@ class Refusal:
     status: int
     message: str
     retry_after_seconds: int | None = None
+    html: bool = False
+    """Whether it is a page, as of a proxy in front, and no answer of the API."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Plan:
             return Verdict(delay, hangs=True)
         if meant and self._strikes("unavailable", operation):
             return Verdict(delay, refusal=Refusal(503, "the service is unavailable"))
+        if meant and self._strikes("page", operation):
+            return Verdict(delay, refusal=Refusal(faults.page_status, "a page", html=True))
         if creates and (refusal := self._too_fast(now, meant=meant)):
             return Verdict(delay, refusal=refusal)
         return Verdict(delay, ending=self._ending(operation) if meant else Ending.WHOLE)

@@ -24,7 +24,7 @@ from orchestrator.errors import (
     RateLimited,
     SandboxGone,
 )
-from workers.sandboxes.headers import Answer, forget_answer, last_answer
+from workers.sandboxes.headers import Answer, forget_answer, last_answer, last_page
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ def _from_answer(call: str, error: Exception, answer: Answer | None, *, creates:
         return AuthenticationFailed(f"{detail}; check E2B_API_KEY")
     if status == 429:
         return _too_many(detail, answer)
-    if status == 404 and not creates:
-        return SandboxGone(detail)
+    if status == 404 and not creates:  # the API itself says so in JSON; a page is of a proxy that found no way to it
+        return SandboxGone(detail) if answer.is_json else OutcomeUnknown(detail)
     if status == 409 or answer.error_code in _IN_DOUBT:
         mismatch = answer.error_code is not None and answer.error_code not in _IN_DOUBT
         return CreateRejected(detail) if creates and mismatch else OutcomeUnknown(detail)
@@ -106,6 +106,8 @@ def _from_agent(call: str, error: Exception) -> ProviderError:
         case e2b.NotEnoughSpaceException() | e2b.InvalidArgumentException():
             return ProviderError(detail)  # refused: the disk is full, or the path names a directory
         case e2b.SandboxUnreachableException():
+            return OutcomeUnknown(detail)
+        case _ if last_page() is not None:  # 504, 500, 520 of something in between: the agent has said nothing
             return OutcomeUnknown(detail)
         case e2b.TimeoutException():
             return AnswerLate(detail)

@@ -16,6 +16,7 @@ from typing import Any
 
 import e2b
 import e2b.api.client_sync as seam
+import e2b.envd.client_sync as agent_seam
 import httpx
 
 
@@ -34,6 +35,7 @@ class Answer:
 
 class _Noted(threading.local):
     answer: Answer | None = None
+    page: int | None = None
 
 
 _noted = _Noted()
@@ -42,11 +44,17 @@ _noted = _Noted()
 def forget_answer() -> None:
     """Call before a request, so that an older answer is never taken for its own."""
     _noted.answer = None
+    _noted.page = None
 
 
 def last_answer() -> Answer | None:
     """The last answer this thread received since `forget_answer`; None when none came."""
     return _noted.answer
+
+
+def last_page() -> int | None:
+    """Status of the page by which something in front of the agent answered in its place; None when nothing did."""
+    return _noted.page
 
 
 class _Noting(httpx.BaseTransport):
@@ -62,6 +70,8 @@ class _Noting(httpx.BaseTransport):
             names_a_rate=_names_a_rate(response.headers),
             is_json="json" in response.headers.get("content-type", ""),
         )
+        if response.status_code >= 400 and not _noted.answer.is_json:
+            _noted.page = response.status_code
         return response
 
     # The SDK shares one pool behind all its clients: closing a client must not close it, so `close` stays a no-op.
@@ -105,10 +115,23 @@ def _wrap(get_transport: Callable[..., Any]) -> Callable[..., Any]:
     return noting
 
 
+def _note_page(judge: Callable[[int, str, bytes], Exception | None]) -> Callable[[int, str, bytes], Exception | None]:
+    def noting(status: int, content_type: str, body: bytes) -> Exception | None:
+        error = judge(status, content_type, body)
+        if error is not None:
+            _noted.page = status
+        return error
+
+    return noting
+
+
 if not callable(getattr(seam, "get_transport", None)) or not hasattr(seam, "connection_retries"):
     raise ImportError(
         "this e2b release moved e2b.api.client_sync.get_transport or .connection_retries, the seam that"
         " workers/sandboxes/headers.py needs to tell the two kinds of 429 apart; pin an older e2b or move the seam"
     )
+if not callable(getattr(agent_seam, "plain_http_error", None)):
+    raise ImportError("this e2b release moved e2b.envd.client_sync.plain_http_error, which tells a proxy from an agent")
+agent_seam.plain_http_error = _note_page(agent_seam.plain_http_error)  # type: ignore[attr-defined,assignment]
 seam.get_transport = _wrap(seam.get_transport)
 seam.connection_retries = 0

@@ -22,7 +22,7 @@ from orchestrator.errors import (
 from orchestrator.provider import CommandResult
 from workers.sandboxes import shell
 from workers.sandboxes.failures import in_sandbox
-from workers.sandboxes.headers import last_answer
+from workers.sandboxes.headers import last_answer, last_page
 
 _READ_ATTEMPTS = 3
 """How often an artifact is read while the answers are odd: a lost connection heals, the file's own doing does not."""
@@ -72,7 +72,7 @@ class E2BSandbox:
             self.probe()
             return CommandResult(exit_code=None, stdout=b"", stderr=b"", timed_out=True, truncated=True)
         except ProviderError as error:
-            if type(error.__cause__) not in _REFUSED:
+            if type(error.__cause__) not in _REFUSED or last_page() is not None:
                 raise
             self.probe()  # healthy, and its agent said that it cannot start it: too many processes, a closed home
             return CommandResult(
@@ -117,6 +117,8 @@ class E2BSandbox:
                 if not _is_about_the_file(error) or time.monotonic() > until:
                     raise
                 if left == 0:
+                    if last_page() is not None:
+                        raise  # not the agent's answer
                     self.probe()  # healthy: then it is the file, and who wrote it
                     raise ArtifactMissing(f"{path} cannot be read: {error}") from error
         raise AssertionError("unreachable: the last attempt raises")
@@ -126,6 +128,8 @@ class E2BSandbox:
             try:
                 entry = self._e2b.files.get_info(path, request_timeout=_half_until(until))
             except e2b.FileNotFoundException as error:
+                if last_page() is not None:
+                    raise  # of a proxy that found no way to the agent
                 raise ArtifactMissing(f"{path} does not exist") from error
             if entry.type is not e2b.FileType.FILE or entry.symlink_target is not None:
                 raise ArtifactMissing(f"{path} is no regular file")
@@ -144,6 +148,8 @@ class E2BSandbox:
                         if time.monotonic() > until:
                             raise OutcomeUnknown(f"read {path}: not done in time")
             except e2b.FileNotFoundException as error:
+                if last_page() is not None:
+                    raise  # of a proxy that found no way to the agent
                 raise ArtifactMissing(f"{path} does not exist") from error
         return bytes(data)
 
