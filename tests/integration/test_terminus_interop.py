@@ -174,8 +174,9 @@ def test_a_long_command_full_of_quotes_passes_through_unchanged(url: str) -> Non
     assert seen.observation.result["data"] == text
 
 
-def test_a_gigabyte_of_output_is_cut_with_a_notice(url: str) -> None:
-    with MCPToolClient(base_url=url).sync() as client:
+def test_a_gigabyte_of_output_is_cut_with_a_notice(service: LocalService) -> None:
+    budgets = Budgets(command_seconds=20)  # it takes two seconds, on a busy machine more
+    with terminus(service, budgets) as (url, _), MCPToolClient(base_url=url).sync() as client:
         client.reset()
         seen = step(client, command="yes x | head -c 1000000000").observation
     assert len(seen.result["data"]) < 70_000

@@ -185,7 +185,7 @@ def test_a_session_made_over_http_keeps_its_place_until_it_was_not_used_for_long
 def test_what_a_session_printed_is_not_kept_after_its_end(url: str, provider: FakeProvider) -> None:
     def environments() -> int:
         gc.collect()
-        return sum(isinstance(one, TerminusEnvironment) for one in gc.get_objects())
+        return sum(type(one) is TerminusEnvironment for one in gc.get_objects())
 
     before = environments()
     for number in range(4):
