@@ -34,6 +34,8 @@ class CommandResult:
     stderr: bytes
     timed_out: bool
     truncated: bool
+    started: bool = True
+    """False when the sandbox said that it cannot start it."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from orchestrator.errors import (
     EpisodeAborted,
     EpisodeClosed,
     InfrastructureLost,
+    OutcomeUnknown,
     ProviderError,
     SandboxGone,
 )
@@ -252,6 +253,8 @@ class Executor:
             output_limit_bytes=budgets.transfer_bytes,
             response_seconds=max(budgets.verifier_command_seconds, budgets.command_seconds + ANSWER_SECONDS),
         )
+        if not run.started:
+            raise OutcomeUnknown("the verifier could not start the command")  # nobody's doing: it is fresh
         self._sizes["verifier_stdout"] = len(run.stdout)
         return grade(task.grader, task.expected, run)
 

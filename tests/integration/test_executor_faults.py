@@ -72,7 +72,7 @@ def test_what_was_done_and_not_answered_is_not_done_again(
     assert faults.hits() == {f"{fault}.{operation}": 1}
 
 
-@pytest.mark.parametrize("status", [400, 499, 500, 504, 520])
+@pytest.mark.parametrize("status", [200, 400, 499, 500, 504, 520])
 @pytest.mark.parametrize("role", BOTH)
 def test_a_proxys_page_at_a_command_is_no_result_of_it(
     field: Field, faults: ServiceFaults, status: int, role: str
@@ -84,7 +84,7 @@ def test_a_proxys_page_at_a_command_is_no_result_of_it(
     assert faults.hits() == {"page.command": 1}
 
 
-@pytest.mark.parametrize("status", [404, 500, 520])
+@pytest.mark.parametrize("status", [200, 404, 500, 520])
 def test_a_proxys_pages_at_the_artifact_do_not_say_that_it_is_missing(
     field: Field, faults: ServiceFaults, status: int
 ) -> None:
@@ -97,6 +97,16 @@ def test_a_proxys_pages_at_the_artifact_do_not_say_that_it_is_missing(
     faults.clear()
     started.end()
     assert started.episode.wait().outcome is Outcome.TRANSPORT
+
+
+@pytest.mark.parametrize("role", BOTH)
+def test_a_command_that_never_reached_the_agent_is_no_timeout_of_it(
+    field: Field, faults: ServiceFaults, role: str
+) -> None:
+    faults.set(hung__command=1, only__role=role)
+    spec = solvable(field)
+    assert field.run(spec) == "transport"
+    field.check_ended(spec.episode_id, Outcome.TRANSPORT, roles=BOTH[: BOTH.index(role) + 1])
 
 
 @pytest.mark.parametrize("operation", ["info", "delete"])

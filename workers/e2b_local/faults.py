@@ -159,7 +159,7 @@ class Faults(_Frozen):
     """Answered 503, and not carried out."""
     page: PerOperation = Field(default_factory=dict)
     """Answered `page_status` with an HTML page, as by a proxy in front, and not carried out."""
-    page_status: Annotated[int, Field(ge=400, le=599)] = 504
+    page_status: Annotated[int, Field(ge=200, le=599)] = 504
     bad_gateway: PerOperation = Field(default_factory=dict)
     """Carried out, and answered 502, as by a gateway that lost its upstream."""
     lost: PerOperation = Field(default_factory=dict)

@@ -125,13 +125,31 @@ def _note_page(judge: Callable[[int, str, bytes], Exception | None]) -> Callable
     return noting
 
 
+_AGENT_SAYS = ("application/connect", "application/json", "application/proto")
+
+
+def _note_pages_of_success(execute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def noting(transport: Any, request: Any) -> Any:
+        response = execute(transport, request)
+        if response.status < 400 and not response.headers.get("content-type", "").startswith(_AGENT_SAYS):
+            _noted.page = response.status  # of maintenance, say: whoever answers so is no agent
+        return response
+
+    return noting
+
+
 if not callable(getattr(seam, "get_transport", None)) or not hasattr(seam, "connection_retries"):
     raise ImportError(
         "this e2b release moved e2b.api.client_sync.get_transport or .connection_retries, the seam that"
         " workers/sandboxes/headers.py needs to tell the two kinds of 429 apart; pin an older e2b or move the seam"
     )
-if not callable(getattr(agent_seam, "plain_http_error", None)):
-    raise ImportError("this e2b release moved e2b.envd.client_sync.plain_http_error, which tells a proxy from an agent")
+if not callable(getattr(agent_seam, "plain_http_error", None)) or not hasattr(agent_seam, "PlainHTTPErrorTransport"):
+    raise ImportError(
+        "this e2b release moved e2b.envd.client_sync.plain_http_error or .PlainHTTPErrorTransport, by which"
+        " workers/sandboxes/headers.py tells a proxy's answer from an agent's; pin an older e2b or move the seam"
+    )
+_agents = agent_seam.PlainHTTPErrorTransport
+_agents.execute_sync = _note_pages_of_success(_agents.execute_sync)  # type: ignore[method-assign,assignment]
 agent_seam.plain_http_error = _note_page(agent_seam.plain_http_error)  # type: ignore[attr-defined,assignment]
 seam.get_transport = _wrap(seam.get_transport)
 seam.connection_retries = 0

@@ -6,6 +6,7 @@ Nothing here asks the control plane. What is buffered on this host is bounded by
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import e2b
 
@@ -52,6 +53,8 @@ class E2BSandbox:
         with in_sandbox("probe"):
             if not self._e2b.is_running():
                 raise SandboxGone(f"probe: the agent of {self.sandbox_id} is not there")
+            if (answer := last_answer()) is not None and answer.status != 204:
+                raise OutcomeUnknown(f"probe: something else answered {answer.status} in place of the agent")
 
     def run(
         self, command: str, *, timeout_seconds: float, output_limit_bytes: int, response_seconds: float
@@ -61,14 +64,14 @@ class E2BSandbox:
         The command's limit holds inside the sandbox. When the answer is late all the same and the sandbox is healthy,
         the command has stopped what was to answer: that is its own doing, and a timeout.
         """
+        program = shell.program(timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes)
+        handle: e2b.CommandHandle[None] | None = None
         try:
-            stdout, stderr = self._reply(
-                shell.program(timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes),
-                command,
-                limit_chars=shell.reply_bytes(output_limit_bytes),
-                response_seconds=response_seconds,
-            )
+            handle = self._start(program, command, response_seconds)
+            stdout, stderr = self._reply(handle, limit_chars=shell.reply_bytes(output_limit_bytes))
         except AnswerLate:
+            if handle is None:
+                raise  # nothing has run yet that could have stopped anything
             self.probe()
             return CommandResult(exit_code=None, stdout=b"", stderr=b"", timed_out=True, truncated=True)
         except ProviderError as error:
@@ -76,22 +79,30 @@ class E2BSandbox:
                 raise
             self.probe()  # healthy, and its agent said that it cannot start it: too many processes, a closed home
             return CommandResult(
-                exit_code=shell.NOT_STARTED, stdout=b"", stderr=_NOT_STARTED, timed_out=False, truncated=False
+                exit_code=shell.NOT_STARTED,
+                stdout=b"",
+                stderr=_NOT_STARTED,
+                timed_out=False,
+                truncated=False,
+                started=False,
             )
         return shell.parse(stdout, stderr, timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes)
 
-    def _reply(self, program: str, command: str, *, limit_chars: int, response_seconds: float) -> tuple[str, str]:
-        """What the program printed, at most `limit_chars` a channel: more than that only a forger sends."""
-        channels: tuple[list[str], list[str]] = ([], [])
-        room = [limit_chars, limit_chars]
+    def _start(self, program: str, command: str, response_seconds: float) -> e2b.CommandHandle[None]:
         with in_sandbox("run"):
-            handle = self._e2b.commands.run(
+            return self._e2b.commands.run(
                 program,
                 background=True,
                 envs={**shell.ENVIRONMENT, shell.COMMAND_VARIABLE: command},
                 timeout=response_seconds,
                 retain_output=False,
             )
+
+    def _reply(self, handle: e2b.CommandHandle[None], *, limit_chars: int) -> tuple[str, str]:
+        """What the program printed, at most `limit_chars` a channel: more than that only a forger sends."""
+        channels: tuple[list[str], list[str]] = ([], [])
+        room = [limit_chars, limit_chars]
+        with in_sandbox("run"):
             for out, err, _ in handle:
                 for index, text in enumerate((out, err)):
                     channels[index].append((text or "")[: room[index]])
@@ -99,6 +110,9 @@ class E2BSandbox:
                 if min(room) < 0:
                     handle.disconnect()
                     break
+            else:
+                with suppress(e2b.CommandExitException):
+                    handle.wait()  # raises where the stream ended and the command had not
         return "".join(channels[0]), "".join(channels[1])
 
     def write(self, path: str, data: bytes, *, timeout_seconds: float) -> None:
