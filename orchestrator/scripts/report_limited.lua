@@ -45,6 +45,7 @@ if ARGV[1] == 'concurrency' and not seems_rate() then
   return {0, 0}
 end
 
+local TELLING = 5  -- so many creations tell a rate; the second of a provider that lets no burst pass does not
 local refused_at = tonumber(limits.refused_at or '0')
 local fresh = leave and tonumber(leave) > refused_at
 local streak = 0
@@ -62,6 +63,7 @@ if fresh then
   local rate = allowed_rate(limits, ARGV[5], now)
   local seconds = (now - tonumber(limits.granted_since or now)) / 1000
   local measured = (granted + 1) / math.max(1, seconds)  -- too high by one at most: too low would last for minutes
+  if rate > 0 and granted + 1 < TELLING then measured = rate end
   local refused = rate > 0 and math.max(rate / 2, math.min(rate, measured)) or measured
   redis.call('HSET', KEYS[1], 'refused_rate', string.format('%.4f', math.max(0.1, refused)), 'refused_at', now,
              'eased_at', cooldown, 'streak', streak, 'granted', granted)

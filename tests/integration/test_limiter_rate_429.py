@@ -67,6 +67,14 @@ def test_the_rate_is_halved_comes_back_fast_and_probes_slowly(redis: Redis) -> N
     assert max(rates) < remembered, "and stays there for a while"
 
 
+@pytest.mark.parametrize("refused", [2, 4, 5, 10])
+def test_an_early_refusal_does_not_halve_what_is_remembered(redis: Redis, refused: int) -> None:
+    farm = Clocked(redis, creation_rate=5)
+    last = farm.let_through(refused)[-1]
+    farm.refuse_rate(last, 1)
+    assert farm.limiter.read().refused_rate == pytest.approx(5)
+
+
 def test_the_configured_rate_is_never_exceeded_and_is_reached_again(redis: Redis) -> None:
     farm = Clocked(redis, creation_rate=10)
     farm.let_through(40)
