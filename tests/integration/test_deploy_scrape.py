@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from deploy.embedded import EmbeddedRedis
 from orchestrator.cost import usd
 from orchestrator.errors import ConcurrencyLimited, RateLimited
 from orchestrator.farm import Farm, open_farm
-from orchestrator.presence import Presence, WorkerRow
+from orchestrator.presence import WorkerRow
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.vocabulary import SLOTS_PER_WORKER, Outcome, Role
 from tests.support import dashboards
@@ -84,9 +85,29 @@ def watching(ground: Ground, directory: Path) -> Iterator[Watched]:
 @pytest.fixture(scope="module")
 def watched(ground: Ground, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """A farm that did everything that can be shown; tests only look."""
-    with watching(ground, tmp_path_factory.mktemp("watched")) as made:
+    with watching(ground, tmp_path_factory.mktemp("watched")) as made, workers_alive(made.farm):
         cause_traffic(made)
         yield made
+
+
+@contextmanager
+def workers_alive(farm: Farm) -> Iterator[None]:
+    """Workers that say that they are alive, and take nothing."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while True:
+            for number in range(WORKERS):
+                row = WorkerRow(f"worker-{number}", "here", 1, "running", SLOTS_PER_WORKER, "http://127.0.0.1:1")
+                farm.presence.beat_worker(row, [f"worker-{number}-{slot}" for slot in range(SLOTS_PER_WORKER)])
+            if over.wait(1.0):
+                return
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    yield
+    over.set()
+    thread.join(10)
 
 
 def check_data(prometheus: Prometheus, expressions: Mapping[str, str]) -> None:
@@ -111,10 +132,6 @@ def cause_traffic(watched: Watched) -> None:
     field.run(field.spec(script(candidate(repaired()), "cat nothing", "echo seen")))
     field.run(field.spec(script("rm report.py")))
     field.run(field.spec(script(), template="no-such-template"))
-    beat = Presence(farm.redis, slot_seconds=600, trainer_seconds=30)
-    for number in range(WORKERS):
-        row = WorkerRow(f"worker-{number}", "here", 1, "running", SLOTS_PER_WORKER, "http://127.0.0.1:1")
-        beat.beat_worker(row, [f"worker-{number}-{slot}" for slot in range(SLOTS_PER_WORKER)])
     for _ in range(LOST):
         end(farm, Outcome.WORKER_LOST)
     end(farm, Outcome.BUDGET_EXHAUSTED)
