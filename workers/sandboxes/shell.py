@@ -23,8 +23,9 @@ COMMAND_VARIABLE = "FARM_COMMAND"
 ENVIRONMENT = {"HOME": "/"}
 """For the agent's own login shell: the candidate's ~/.bash_profile must not run before, and outside of, the limits."""
 
-_GRACE_SECONDS = 0.2
-"""How long output of a background process is waited for after the leader's end. EOF ends the wait at once."""
+_GRACE_SECONDS = 1.0
+"""How long output is waited for after the leader's end: EOF ends the wait at once, a background process never does.
+On a busy host the readers need it too: what they have not read by then is lost."""
 
 NOT_STARTED = 126
 """What a shell answers for a command that cannot be executed."""
