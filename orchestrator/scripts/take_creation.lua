@@ -21,7 +21,7 @@ local limits = read_hash(KEYS[1])
 local rate = allowed_rate(limits, ARGV[5], now)
 local interval = rate > 0 and 1000 / rate or 0
 local possible_at = paused_until(limits, now)
-if rate > 0 and tonumber(limits.granted_at or '0') <= now then  -- else the clock stepped back since: nobody has to wait
+if rate > 0 then
   -- a rate that has risen meanwhile asks for less than was booked
   possible_at = math.max(possible_at, math.min(tonumber(limits.next_creation or '0'), now + interval))
 end

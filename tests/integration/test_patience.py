@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
 
 from orchestrator.connection import Patience, client
+from orchestrator.keys import Keys
 from tests.support.bare_farm import farm_settings
 from tests.support.redis_processes import RedisProcess
 from tests.support.waiting import wait_until
@@ -31,21 +32,21 @@ def test_a_server_that_was_demoted_is_waited_for_once_although_it_lets_us_connec
     with RedisProcess(tmp_path, []) as server, server.client() as admin:
         redis, backoff = client(farm_settings(f"redis://127.0.0.1:{server.port}/0")), Counted()
         Patience(backoff).shared_by(redis)
-        redis.set("farm:counters", "1")
+        redis.set(Keys.COUNTERS, "1")
         admin.execute_command("REPLICAOF", "127.0.0.1", "1")
         waits = []
         for _ in range(3):
             before = backoff.waits
             with pytest.raises(ReadOnlyError):
-                redis.set("farm:counters", "2")
+                redis.set(Keys.COUNTERS, "2")
             waits.append(backoff.waits - before)
         assert waits[0] > 5
         assert waits[1:] == [0, 0]
         admin.execute_command("REPLICAOF", "NO", "ONE")
-        redis.set("farm:counters", "3")
+        redis.set(Keys.COUNTERS, "3")
         admin.execute_command("REPLICAOF", "127.0.0.1", "1")
         with pytest.raises(ReadOnlyError):
-            redis.set("farm:counters", "4")
+            redis.set(Keys.COUNTERS, "4")
         assert backoff.waits == 2 * waits[0], "it had come back: the next outage is waited for again"
         redis.close()
 
@@ -56,11 +57,11 @@ def test_more_than_a_hundred_threads_may_wait_at_once(redis_url: str, redis: Red
 
     def wait(number: int) -> object:
         everybody.wait(20)
-        return waiting.blpop([f"farm:wake:{number}"], timeout=20)
+        return waiting.blpop([Keys.wake(str(number))], timeout=20)
 
     with client(farm_settings(redis_url)) as waiting, ThreadPoolExecutor(count) as threads:
         answers = [threads.submit(wait, number) for number in range(count)]
         wait_until(lambda: redis.info("clients")["blocked_clients"] == count, description="all of them wait")
         for number in range(count):
-            redis.rpush(f"farm:wake:{number}", "now")
-        assert [answer.result(20) for answer in answers] == [(f"farm:wake:{number}", "now") for number in range(count)]
+            redis.rpush(Keys.wake(str(number)), "now")
+        assert [answer.result(20) for answer in answers] == [(Keys.wake(str(number)), "now") for number in range(count)]

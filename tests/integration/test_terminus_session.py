@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from openenv.core.generic_client import GenericEnvClient  # type: ignore[import-untyped]
 
 from orchestrator.errors import (
     AuthenticationFailed,
@@ -268,9 +269,13 @@ def _reset_failing(session: TerminusSession, failed: list[ProviderError]) -> Non
         failed.append(error)
 
 
-def test_a_wrong_allocation_is_rejected_before_anything_is_created(url: str, provider: FakeProvider) -> None:
-    from openenv.core.generic_client import GenericEnvClient  # type: ignore[import-untyped]
+def test_a_plain_clients_setup_may_reach_the_internet(url: str, provider: FakeProvider) -> None:
+    with GenericEnvClient(base_url=url).sync() as client:
+        client.reset()
+    assert [request.allow_internet_access for request in provider.created] == [True]
 
+
+def test_a_wrong_allocation_is_rejected_before_anything_is_created(url: str, provider: FakeProvider) -> None:
     with GenericEnvClient(base_url=url).sync() as client:
         metadata = client.reset(allocation={"allocation_id": "t-1"}).observation["metadata"]
     assert metadata["status"] == "error"

@@ -1,10 +1,12 @@
-"""The one seam into the e2b SDK: what the last control-plane answer of this thread said, below the SDK's exceptions.
+"""The one place that reaches into the e2b SDK: what was answered to this thread's last call, below its exceptions.
 
 The SDK's exceptions carry no headers, and an undecodable body hides even the status; the two kinds of 429 differ by
-headers alone. So the transport that the SDK asks `e2b.api.client_sync.get_transport` for is wrapped once, at
-import, in a pass-through that notes status and headers. Nothing is changed on the way. The SDK's retries of refused
-connections (three, 1.8 s in all) are switched off at the same place: a call here is one attempt. When the SDK moves
-either, importing this module fails and says so.
+headers alone. And it makes the same exceptions of an agent's words and of a page that a proxy answers in the agent's
+place. So the transport that the SDK asks `e2b.api.client_sync.get_transport` for is wrapped once, at import, in a
+pass-through that notes status and headers, and so is how `e2b.envd.client_sync` judges the answers of commands and of
+files' entries. Nothing is changed on the way. The SDK's retries of refused connections (three, 1.8 s in all) are
+switched off at the same place: a call here is one attempt. When the SDK moves any of these, importing this module fails
+and says so.
 """
 
 from __future__ import annotations
@@ -126,6 +128,7 @@ def _note_page(judge: Callable[[int, str, bytes], Exception | None]) -> Callable
 
 
 _AGENT_SAYS = ("application/connect", "application/json", "application/proto")
+"""How the content types of Connect begin, which an agent speaks."""
 
 
 def _note_pages_of_success(execute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -6,7 +6,8 @@ Nothing here asks the control plane. What is buffered on this host is bounded by
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import e2b
 
@@ -138,13 +139,8 @@ class E2BSandbox:
         raise AssertionError("unreachable: the last attempt raises")
 
     def _require_regular(self, path: str, limit_bytes: int, until: float) -> None:
-        with in_sandbox(f"read {path}"):
-            try:
-                entry = self._e2b.files.get_info(path, request_timeout=_half_until(until))
-            except e2b.FileNotFoundException as error:
-                if last_page() is not None:
-                    raise  # of a proxy that found no way to the agent
-                raise ArtifactMissing(f"{path} does not exist") from error
+        with _reading(path):
+            entry = self._e2b.files.get_info(path, request_timeout=_half_until(until))
             if entry.type is not e2b.FileType.FILE or entry.symlink_target is not None:
                 raise ArtifactMissing(f"{path} is no regular file")
             if entry.size > limit_bytes:
@@ -152,20 +148,29 @@ class E2BSandbox:
 
     def _download(self, path: str, limit_bytes: int, until: float) -> bytes:
         data = bytearray()
-        with in_sandbox(f"read {path}"):
-            try:
-                with self._e2b.files.read(path, format="stream", request_timeout=_half_until(until)) as stream:
-                    for chunk in stream:
-                        data += chunk
-                        if len(data) > limit_bytes:
-                            raise ArtifactTooLarge(f"{path} grew past the limit of {limit_bytes} bytes")
-                        if time.monotonic() > until:
-                            raise OutcomeUnknown(f"read {path}: not done in time")
-            except e2b.FileNotFoundException as error:
-                if last_page() is not None:
-                    raise  # of a proxy that found no way to the agent
-                raise ArtifactMissing(f"{path} does not exist") from error
+        with (
+            _reading(path),
+            self._e2b.files.read(path, format="stream", request_timeout=_half_until(until)) as stream,
+        ):
+            for chunk in stream:
+                data += chunk
+                if len(data) > limit_bytes:
+                    raise ArtifactTooLarge(f"{path} grew past the limit of {limit_bytes} bytes")
+                if time.monotonic() > until:
+                    raise OutcomeUnknown(f"read {path}: not done in time")
         return bytes(data)
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Translate what a call about a file raises; that it is not there is the agent's to say, not a proxy's."""
+    with in_sandbox(f"read {path}"):
+        try:
+            yield
+        except e2b.FileNotFoundException as error:
+            if last_page() is not None:
+                raise
+            raise ArtifactMissing(f"{path} does not exist") from error
 
 
 def _half_until(until: float) -> float:
