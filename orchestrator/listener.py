@@ -1,12 +1,13 @@
 """A server's listening socket: the one place that turns an address of the user's into a socket, or says what is wrong.
 
-Always holds: the socket names its protocol, since asyncio turns Nagle's delay off only then (else 40 ms an answer on a
-kept connection), and it listens already, so that nobody else can take the address any more.
+Always holds: what it accepts inherits that Nagle's delay is off (asyncio leaves it on here: 40 ms an answer on a kept
+connection), and it listens already, so that nobody else can take the address any more.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 
 from orchestrator.errors import SettingsError
@@ -18,25 +19,15 @@ _AN_ADDRESS = "an address of this host, such as 127.0.0.1"
 def listen(host: str, port: int) -> socket.socket:
     """Listen on this address; port 0 takes a free one. Raises SettingsError when it cannot be had."""
     try:
-        return _listening(host, port)
-    except UnicodeError:
-        reason, instead = "no name of a host", _AN_ADDRESS
-    except OSError as error:
-        not_ours = isinstance(error, socket.gaierror) or error.errno in _NOT_OURS
-        reason, instead = str(error.strerror), _AN_ADDRESS if not_ours else "another port"
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+    except (OSError, UnicodeError) as error:
+        number = getattr(error, "errno", None) or 0  # below 0: the resolver's, of a name that it does not know
+        # not the error's own text: create_server names the address there once more
+        reason = os.strerror(number) if number > 0 else "no name of a host"
+        instead = "another port" if number > 0 and number not in _NOT_OURS else _AN_ADDRESS
     raise SettingsError(f"{_shown(host)}:{port} cannot be listened on ({reason}); choose {instead}")
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen()
-    except BaseException:
-        listener.close()
-        raise
-    return listener
 
 
 def base_url(listener: socket.socket) -> str:

@@ -18,6 +18,7 @@ from types import FrameType
 from redis.exceptions import RedisError
 
 from orchestrator.farm import open_farm
+from orchestrator.listener import base_url, listen
 from orchestrator.presence import WorkerRow, slot_name
 from orchestrator.provider import Provider
 from orchestrator.settings import Budgets, Settings
@@ -42,9 +43,8 @@ class Supervisor:
         self._settings = settings
         self._worker_id = worker_id
         self._make_provider = make_provider
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it accepts inherits that
-        self._url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = listen("127.0.0.1", 0)
+        self._url = base_url(self._listener)
         self._server = Child("terminus", self._serve_terminus)
         self._slots = [Child(slot_name(worker_id, n), self._slot_main(n)) for n in range(1, SLOTS_PER_WORKER + 1)]
         self._signals = 0
