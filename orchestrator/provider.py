@@ -64,8 +64,8 @@ class Sandbox(Protocol):
     ) -> CommandResult:
         """Run one shell command, killed in the sandbox after `timeout_seconds`, its output cut there.
 
-        Without an answer within `response_seconds` it is OutcomeUnknown, unless the sandbox is healthy: then the
-        command itself kept the answer from coming, and is reported as timed out.
+        Without an answer within `response_seconds` it is OutcomeUnknown, unless the sandbox itself says that the
+        command was not done by then: it has kept the answer from coming, and is reported as timed out.
         """
 
     def write(self, path: str, data: bytes, *, timeout_seconds: float) -> None:

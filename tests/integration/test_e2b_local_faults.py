@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from e2b import RateLimitException, SandboxException, SandboxQuery
+from e2b import RateLimitException, SandboxException, SandboxQuery, TimeoutException
 
 from tests.support.e2b_local import API_KEY, LocalService, running_service
 from tests.support.faults import ServiceFaults
@@ -181,6 +181,16 @@ def test_a_command_is_cut_and_goes_on(service: LocalService, faults: ServiceFaul
     with pytest.raises(SandboxException):
         box.commands.run("sleep 0.2; touch done")
     wait_until(lambda: box.files.exists("/home/user/done"), description="the command has ended")
+    assert box.commands.run("echo whole").stdout == "whole\n"
+    assert box.kill()
+
+
+def test_a_command_falls_silent_and_goes_on(service: LocalService, faults: ServiceFaults) -> None:
+    box = service.create()
+    faults.set(stream_stalled=1)
+    with pytest.raises(TimeoutException):
+        box.commands.run("touch done", timeout=1)
+    assert box.files.exists("/home/user/done")
     assert box.commands.run("echo whole").stdout == "whole\n"
     assert box.kill()
 

@@ -99,11 +99,29 @@ def test_a_proxys_pages_at_the_artifact_do_not_say_that_it_is_missing(
     assert started.episode.wait().outcome is Outcome.TRANSPORT
 
 
+@pytest.mark.parametrize("pages", [2, 20])
+def test_a_page_is_no_artifact(field: Field, faults: ServiceFaults, pages: int) -> None:
+    faults.set(page__download=pages, page_status=200)
+    spec = solvable(field)
+    assert field.run(spec) == ("solved" if pages == 2 else "transport")
+    assert faults.hits() == {"page.download": min(pages, 3)}
+
+
 @pytest.mark.parametrize("role", BOTH)
 def test_a_command_that_never_reached_the_agent_is_no_timeout_of_it(
     field: Field, faults: ServiceFaults, role: str
 ) -> None:
     faults.set(hung__command=1, only__role=role)
+    spec = solvable(field)
+    assert field.run(spec) == "transport"
+    field.check_ended(spec.episode_id, Outcome.TRANSPORT, roles=BOTH[: BOTH.index(role) + 1])
+
+
+@pytest.mark.parametrize("role", BOTH)
+def test_a_command_whose_answer_is_lost_on_its_way_is_no_timeout_of_it(
+    field: Field, faults: ServiceFaults, role: str
+) -> None:
+    faults.set(stream_stalled="always", only__role=role)
     spec = solvable(field)
     assert field.run(spec) == "transport"
     field.check_ended(spec.episode_id, Outcome.TRANSPORT, roles=BOTH[: BOTH.index(role) + 1])

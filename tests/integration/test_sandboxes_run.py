@@ -169,7 +169,7 @@ def test_killing_the_reporter_is_the_commands_own_end(run_alone: Run) -> None:
     assert (result.exit_code, result.timed_out) == (137, False)
 
 
-def test_a_late_answer_of_a_healthy_sandbox_is_the_commands_own_timeout(run: Run) -> None:
+def test_what_the_agent_gives_up_is_the_commands_own_timeout(run: Run) -> None:
     began = time.monotonic()
     assert run("sleep 20", timeout_seconds=30, response_seconds=0.5).timed_out
     assert time.monotonic() - began < 5

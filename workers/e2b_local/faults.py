@@ -36,7 +36,8 @@ class Operation(StrEnum):
     DELETE = "delete"
     CHANGE = "change"  # timeouts, pauses and what else alters a sandbox
     PROBE = "probe"  # the agent's sign of life
-    FILES = "files"
+    FILES = "files"  # what is asked of them and written to them
+    DOWNLOAD = "download"  # what they hold
     COMMAND = "command"
 
 
@@ -168,6 +169,8 @@ class Faults(_Frozen):
     """Neither carried out nor answered: held until the client leaves."""
     stream_cut: Often = Often()
     """Command streams cut after their first event; the command itself goes on."""
+    stream_stalled: Often = Often()
+    """Command streams on which nothing comes after the first event; the command itself goes on."""
 
     dies_after_seconds: Seconds = 0.0
     """A sandbox that starts from now on crashes so long after it has started. 0: never."""

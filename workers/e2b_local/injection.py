@@ -97,6 +97,8 @@ class Injector:
         else:
             handled = self._handling(plan, app, operation, sandbox)
             await handled(_changed(plan, scope, operation), receive, outlet)
+            if verdict.ending is Ending.STALLED:
+                await _until_left(receive)
             await outlet.finish()
             self._count_command(plan, scope, sandbox)
 
@@ -148,9 +150,10 @@ class _Outlet:
             await _send_html(self._send, message)
             return
         await self._send(message)
-        if self._ending is Ending.CUT and message.get("body"):
+        if self._ending in (Ending.CUT, Ending.STALLED) and message.get("body"):
             self._over = True
-            self.cut()
+            if self._ending is Ending.CUT:
+                self.cut()
 
     def cut(self) -> None:
         """End the client's connection now."""
@@ -170,6 +173,8 @@ def _operation(scope: Scope, *, inside: bool) -> Operation | None:
     if inside:
         if path == "/health":
             return Operation.PROBE
+        if (method, path) == ("GET", "/files"):
+            return Operation.DOWNLOAD
         return Operation.COMMAND if path.startswith("/process.") else Operation.FILES
     match method, *_parts(scope):
         case "POST", "sandboxes":

@@ -28,6 +28,7 @@ class Ending(Enum):
     WHOLE = auto()
     LOST = auto()
     CUT = auto()
+    STALLED = auto()
     BAD_GATEWAY = auto()
 
 
@@ -130,6 +131,8 @@ class Plan:
             return Ending.BAD_GATEWAY
         if operation is Operation.COMMAND and self._happens("stream_cut", self.faults.stream_cut):
             return Ending.CUT
+        if operation is Operation.COMMAND and self._happens("stream_stalled", self.faults.stream_stalled):
+            return Ending.STALLED
         return Ending.WHOLE
 
     def _too_fast(self, now: float, *, meant: bool) -> Refusal | None:

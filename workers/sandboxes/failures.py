@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import e2b
 import httpx
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
 
 from orchestrator.errors import (
     AnswerLate,
@@ -30,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 _IN_DOUBT = {"idempotency_in_progress", "idempotency_outcome_unknown"}
 """Error codes of a create whose key is known but whose fate is not (409 or 422)."""
+
+
+class AgentGaveUp(OutcomeUnknown):
+    """The agent itself says that what it started was not done in the time that it was told."""
 
 
 @contextmanager
@@ -109,10 +115,18 @@ def _from_agent(call: str, error: Exception) -> ProviderError:
             return OutcomeUnknown(detail)
         case _ if last_page() is not None:  # 504, 500, 520 of something in between: the agent has said nothing
             return OutcomeUnknown(detail)
+        case e2b.TimeoutException() if _agent_says(error, Code.DEADLINE_EXCEEDED):
+            return AgentGaveUp(detail)
         case e2b.TimeoutException():
             return AnswerLate(detail)
         case _:
             return OutcomeUnknown(detail)
+
+
+def _agent_says(error: Exception, code: Code) -> bool:
+    """Whether the SDK raised this for what the agent answered; what is raised here, of a clock, say, has a cause."""
+    said = error.__cause__ or error.__context__
+    return isinstance(said, ConnectError) and said.code is code and said.__cause__ is None
 
 
 def _detail(call: str, error: Exception) -> str:

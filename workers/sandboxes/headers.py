@@ -4,7 +4,8 @@ The SDK's exceptions carry no headers, and an undecodable body hides even the st
 headers alone. And it makes the same exceptions of an agent's words and of a page that a proxy answers in the agent's
 place. So the transport that the SDK asks `e2b.api.client_sync.get_transport` for is wrapped once, at import, in a
 pass-through that notes status and headers, and so is how `e2b.envd.client_sync` judges the answers of commands and of
-files' entries. Nothing is changed on the way. The SDK's retries of refused connections (three, 1.8 s in all) are
+files' entries. One thing is changed on the way: an agent is told a little less time for a command than the SDK waits,
+so that whose time ran out is known by who says so. The SDK's retries of refused connections (three, 1.8 s in all) are
 switched off at the same place: a call here is one attempt. When the SDK moves any of these, importing this module fails
 and says so.
 """
@@ -131,8 +132,15 @@ _AGENT_SAYS = ("application/connect", "application/json", "application/proto")
 """How the content types of Connect begin, which an agent speaks."""
 
 
-def _note_pages_of_success(execute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+_TIMEOUT = "connect-timeout-ms"
+_EARLIER_MS = 1_000
+
+
+def _ask_of_agents(execute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def noting(transport: Any, request: Any) -> Any:
+        if request.url.endswith("/process.Process/Start") and (text := request.headers.get(_TIMEOUT)):
+            whole = int(text)
+            request.headers[_TIMEOUT] = str(max(1, whole - min(_EARLIER_MS, whole // 4)))
         response = execute(transport, request)
         if response.status < 400 and not response.headers.get("content-type", "").startswith(_AGENT_SAYS):
             _noted.page = response.status  # of maintenance, say: whoever answers so is no agent
@@ -152,7 +160,7 @@ if not callable(getattr(agent_seam, "plain_http_error", None)) or not hasattr(ag
         " workers/sandboxes/headers.py tells a proxy's answer from an agent's; pin an older e2b or move the seam"
     )
 _agents = agent_seam.PlainHTTPErrorTransport
-_agents.execute_sync = _note_pages_of_success(_agents.execute_sync)  # type: ignore[method-assign,assignment]
+_agents.execute_sync = _ask_of_agents(_agents.execute_sync)  # type: ignore[method-assign,assignment]
 agent_seam.plain_http_error = _note_page(agent_seam.plain_http_error)  # type: ignore[attr-defined,assignment]
 seam.get_transport = _wrap(seam.get_transport)
 seam.connection_retries = 0

@@ -23,7 +23,7 @@ from orchestrator.errors import (
 )
 from orchestrator.provider import CommandResult
 from workers.sandboxes import shell
-from workers.sandboxes.failures import in_sandbox
+from workers.sandboxes.failures import AgentGaveUp, in_sandbox
 from workers.sandboxes.headers import last_answer, last_page
 
 _READ_ATTEMPTS = 3
@@ -62,18 +62,15 @@ class E2BSandbox:
     ) -> CommandResult:
         """Run one shell command in the sandbox: a login bash in the user's home, stdin empty.
 
-        The command's limit holds inside the sandbox. When the answer is late all the same and the sandbox is healthy,
-        the command has stopped what was to answer: that is its own doing, and a timeout.
+        The command's limit holds inside the sandbox. When nothing has come of it all the same, and the agent gives it
+        up, the command has stopped what was to answer: that is its own doing, and a timeout. When the agent's word does
+        not come either, it was lost on the way: AnswerLate.
         """
         program = shell.program(timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes)
-        handle: e2b.CommandHandle[None] | None = None
         try:
             handle = self._start(program, command, response_seconds)
             stdout, stderr = self._reply(handle, limit_chars=shell.reply_bytes(output_limit_bytes))
-        except AnswerLate:
-            if handle is None:
-                raise  # nothing has run yet that could have stopped anything
-            self.probe()
+        except AgentGaveUp:
             return CommandResult(exit_code=None, stdout=b"", stderr=b"", timed_out=True, truncated=True)
         except ProviderError as error:
             if type(error.__cause__) not in _REFUSED or last_page() is not None:
@@ -126,8 +123,13 @@ class E2BSandbox:
         until = time.monotonic() + timeout_seconds
         for left in reversed(range(_READ_ATTEMPTS)):
             try:
-                self._require_regular(path, limit_bytes, until)
-                return self._download(path, limit_bytes, until)
+                size = self._size(path, limit_bytes, until)
+                data = self._download(path, limit_bytes, until)
+                if not size or len(data) == size or self._size(path, limit_bytes, until) != size:
+                    return data
+                # nobody writes to it, and these are not its bytes: a page that came in its place
+                if left == 0:
+                    raise OutcomeUnknown(f"read {path}: {len(data)} bytes came, and the file holds {size}")
             except ProviderError as error:
                 if not _is_about_the_file(error) or time.monotonic() > until:
                     raise
@@ -138,13 +140,15 @@ class E2BSandbox:
                     raise ArtifactMissing(f"{path} cannot be read: {error}") from error
         raise AssertionError("unreachable: the last attempt raises")
 
-    def _require_regular(self, path: str, limit_bytes: int, until: float) -> None:
+    def _size(self, path: str, limit_bytes: int, until: float) -> int:
+        """How many bytes a regular file holds; raises what `read` raises of anything else."""
         with _reading(path):
             entry = self._e2b.files.get_info(path, request_timeout=_half_until(until))
             if entry.type is not e2b.FileType.FILE or entry.symlink_target is not None:
                 raise ArtifactMissing(f"{path} is no regular file")
             if entry.size > limit_bytes:
                 raise ArtifactTooLarge(f"{path} holds {entry.size} bytes, the limit is {limit_bytes}")
+            return entry.size
 
     def _download(self, path: str, limit_bytes: int, until: float) -> bytes:
         data = bytearray()
