@@ -23,7 +23,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:permits              | zset   | episode holding a permit -> granted at, or minus its batch's size | limiter, ledger   | empties itself; freed by confirmed absence |
 | farm:waiters              | zset   | episode waiting for a permit -> place in line    | limiter           | empties itself, stale ones pruned |
 | farm:batches              | zset   | "size:reservation" that waits for its places -> place in the same line | limiter | empties itself, stale ones pruned |
-| farm:waiters:seen         | zset   | of both: last asked at                           | limiter           | with them |
+| farm:waiters:seen         | zset   | of both: last asked at                           | limiter           | with farm:waiters and farm:batches |
 | farm:stepped              | zset   | episode that left its slot to a batch -> the place it keeps in that line | limiter | freed by its permit or receipt; pruned by batches |
 | farm:places               | zset   | episode that takes a place -> 1 creating, 2 running, 0 neither | limiter, ledger   | empties itself; freed with the permit |
 | farm:creators             | zset   | creation that waits -> its place in line         | limiter           | empties itself, stale ones pruned |
