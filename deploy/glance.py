@@ -197,7 +197,9 @@ def _limits(board: Board) -> list[Fact]:
             "limits",
             f"{limits.sandboxes} with a sandbox of {limits.concurrency_effective}"
             + (f" (lowered from {limits.concurrency_configured})" if lowered else "")
-            + f"; {limits.waiting} wait for a permit; creations: {rate}{pause}",
+            + f"; {limits.waiting} wait for a permit"
+            + (f", batches for {limits.batch_places_waiting} places" if limits.batches_waiting else "")
+            + f"; creations: {rate}{pause}",
             alarm=bool(pause) or lowered,
         ),
         Fact(

@@ -196,6 +196,7 @@ class Allocations:
             Keys.CREATORS,
             Keys.CREATORS_DUE,
             Keys.BUDGET,
+            Keys.BATCHES,
         ]
         answer = self._scripts.run(
             "move_allocation",

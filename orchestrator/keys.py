@@ -22,14 +22,15 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:limits               | hash   | limits set live, what 429s taught (scripts/_limits.lua) | limiter    | for ever: configuration |
 | farm:permits              | zset   | episode holding a permit -> granted at, or minus its batch's size | limiter, ledger   | empties itself; freed by confirmed absence |
 | farm:waiters              | zset   | episode waiting for a permit -> place in line    | limiter           | empties itself, stale ones pruned |
-| farm:waiters:seen         | zset   | the same -> last asked at                        | limiter           | with farm:waiters |
+| farm:batches              | zset   | "size:reservation" that waits for its places -> place in the same line | limiter | empties itself, stale ones pruned |
+| farm:waiters:seen         | zset   | of both: last asked at                           | limiter           | with farm:waiters and farm:batches |
+| farm:stepped              | zset   | episode that left its slot to a batch -> the place it keeps in that line | limiter | freed by its permit or receipt; pruned by batches |
 | farm:places               | zset   | episode that takes a place -> 1 creating, 2 running, 0 neither | limiter, ledger   | empties itself; freed with the permit |
 | farm:creators             | zset   | creation that waits -> its place in line         | limiter           | empties itself, stale ones pruned |
 | farm:creators:due         | zset   | the same -> when it asks again                   | limiter           | empties itself, with farm:creators |
 | farm:creation:<c>         | string | leave for one creation: granted at, or "refused" | limiter           | 2 min |
-| farm:wake:<waiter>        | list   | wakes one waiter: an episode, or a creation (c-...) | whoever lets the next one on | 60 s |
+| farm:wake:<waiter>        | list   | wakes one waiter: an episode, a batch, or a creation (c-...) | whoever lets the next one on | 60 s |
 | farm:reservations         | hash   | reservation -> "remaining:expires at:total:life ms"    | limiter           | fields pruned when expired |
-| farm:reserving            | string | the reservation whose turn it is to get places   | limiter           | 2 s, renewed by asking |
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
 | farm:workers              | zset   | worker -> its row below is there until           | supervisor        | pruned when expired |
 | farm:worker:<w>           | hash   | a worker's host, pid, slots, state               | supervisor        | 3 lease times |
@@ -48,8 +49,8 @@ One database per farm, single node (scripts build wake and allocation keys from 
 Fields of an episode's row: state, spec, job, attempt, run, group, trainer, queue, template, queued_at; once it is leased
 token, owner, started_at, lease_ms; allocations (ids), unsettled (how many); cancel (its end was asked for), lost_jobs (how
 often its job vanished), cost_picousd and cost_counted (its settled sandboxes, scripts/_costs.lua); policy_seconds,
-verifier_seconds, reserved_policy, reserved_verifier, size, rates, unfunded_at (its money, scripts/_money.lua); in the end
-outcome, finished_at.
+verifier_seconds, reserved_policy, reserved_verifier, size, rates, unfunded_at (its money, scripts/_money.lua); arrived_at
+(when it first had to wait for a permit, and its place in that line ever after); in the end outcome, finished_at.
 
 RQ's own keys start with `rq:`.
 """
@@ -73,6 +74,8 @@ PERSISTENT = frozenset(
         "farm:permits",
         "farm:waiters",
         "farm:waiters:seen",
+        "farm:batches",
+        "farm:stepped",
         "farm:places",
         "farm:creators",
         "farm:creators:due",
@@ -104,12 +107,13 @@ class Keys:
     PERMITS = FARM + "permits"
     WAITERS = FARM + "waiters"
     WAITERS_SEEN = FARM + "waiters:seen"
+    BATCHES = FARM + "batches"
+    STEPPED_BACK = FARM + "stepped"
     PLACES = FARM + "places"
     CREATORS = FARM + "creators"
     CREATORS_DUE = FARM + "creators:due"
     WAKE_PREFIX = FARM + "wake:"
     RESERVATIONS = FARM + "reservations"
-    RESERVING = FARM + "reserving"
     SLOTS = FARM + "slots"
     WORKERS = FARM + "workers"
     RECONCILED = FARM + "reconciled"
@@ -143,7 +147,7 @@ class Keys:
 
     @staticmethod
     def wake(waiter: str) -> str:
-        """The list that one waiter (an episode for its permit, a creation for its turn) blocks on."""
+        """The list that one waiter (an episode or a batch in line for permits, a creation for its turn) blocks on."""
         return Keys.WAKE_PREFIX + waiter
 
     @staticmethod

@@ -139,6 +139,8 @@ class Ledger:
             Keys.CREATORS,
             Keys.CREATORS_DUE,
             Keys.BUDGET,
+            Keys.BATCHES,
+            Keys.STEPPED_BACK,
         ]
         answer = self._scripts.run(
             "commit_receipt",

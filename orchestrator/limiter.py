@@ -4,6 +4,11 @@ What always holds: an episode has at most one permit, and holds it until its san
 block on a list of their own and are woken by the release that frees their place, so nobody polls hot; what is reserved
 for a batch is granted to nobody else; lowering a limit takes nothing from an episode that runs; with a permit goes a
 reservation of the most that the episode can cost (budget.py).
+
+Episodes without a reservation and batches that wait for theirs stand in one line, first come, first served. A batch is
+served when it and all that stand before it have room; nobody behind it is served meanwhile. An episode whose slot is
+needed by a reserved batch steps back to the queue and keeps its place: later batches do not pass that place. Until it
+is back, the next episode that comes is served in its stead, so that the line never waits for one job in a long queue.
 """
 
 from __future__ import annotations
@@ -25,9 +30,6 @@ from orchestrator.scripts import Scripts
 from orchestrator.settings import HIGHEST_CONCURRENCY, HIGHEST_RATE, LOWEST_RATE
 from orchestrator.vocabulary import SLOTS_PER_WORKER, Outcome, Role
 
-_PATIENCE_MS = 3 * BLOCK_SECONDS * 1000
-"""A waiter that has not asked for this long is taken out of the line: its process is gone."""
-
 _STEP_BACK_SECONDS = 1.0
 """How long an episode without reservation keeps its slot from a reserved batch, so that it does not circle hot."""
 
@@ -37,7 +39,7 @@ class Admission(Enum):
 
     GRANTED = auto()
     STEP_BACK = auto()
-    """Everything free (places or money) is reserved for others: leave the slot to them and come back."""
+    """Its slot, or all the money, is reserved for others: leave the slot to them and come back."""
 
 
 class PermitAnswer(Enum):
@@ -54,6 +56,8 @@ class PermitAnswer(Enum):
     """Its run's budget cannot pay for the episode at its most expensive."""
     FARM_BUDGET = 6
     """The farm's budget cannot."""
+    OVERDUE = 7
+    """It has waited for as long as it may, with all its attempts."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,10 @@ class LimiterReading:
     sandboxes: int
     """Episodes that have a sandbox or are creating one."""
     waiting: int
-    """Episodes that wait for a permit."""
+    """Episodes that wait for a permit; those that stepped back to the queue and keep their place too."""
+    batches_waiting: int
+    batch_places_waiting: int
+    """How many places those batches wait for."""
     reserved: int
     rate_configured: float
     rate_effective: float
@@ -128,9 +135,10 @@ class Limiter:
     ) -> Admission:
         """Wait in line for a permit; `check` is called now and then and may raise to give up.
 
-        Raises EpisodeAborted(admission_timeout) when `wait_seconds` have passed, or when the limit has fallen below
-        the batch's reservation; EpisodeAborted(budget_exhausted) when a budget cannot pay for it (one that is only
-        reserved is waited for, except in a batch); LeaseLost when the episode has ended or is unknown.
+        Raises EpisodeAborted(admission_timeout) when `wait_seconds` have passed since it first had to wait, in an
+        earlier attempt too, or when the limit has fallen below the batch's reservation; as budget_exhausted when a
+        budget cannot pay for it (one that is only reserved is waited for, except in a batch); LeaseLost when the
+        episode has ended or is unknown.
         """
         ends = time.monotonic() + wait_seconds
         stepped_back = False
@@ -141,7 +149,6 @@ class Limiter:
                 if answer is PermitAnswer.GRANTED:
                     return Admission.GRANTED
                 if answer is PermitAnswer.STEP_BACK:
-                    self.leave(episode_id)  # at once: whoever waits behind it has to be told too
                     if stepped_back:
                         return Admission.STEP_BACK
                     stepped_back = True
@@ -154,7 +161,7 @@ class Limiter:
                 if answer is PermitAnswer.OVER:
                     raise episode_over(episode_id)
                 left = ends - time.monotonic()
-                if left <= 0:
+                if answer is PermitAnswer.OVERDUE or left <= 0:
                     raise EpisodeAborted(Outcome.ADMISSION_TIMEOUT, f"no permit within {wait_seconds:g} s of waiting")
                 self._redis.blpop([Keys.wake(episode_id)], timeout=min(max(left, 0.01), BLOCK_SECONDS))
         except BaseException:
@@ -164,7 +171,7 @@ class Limiter:
     def ask(self, episode_id: str, *, reservation_id: str | None, patience_seconds: float = 900.0) -> PermitAnswer:
         """Ask once for a permit: the step that `admit` repeats.
 
-        Since it was first told to step back for want of money, it is told so for `patience_seconds` at most.
+        Since it first had to wait, or to step back for want of money, it is told so for `patience_seconds` at most.
         """
         keys = [
             Keys.PERMITS,
@@ -175,24 +182,25 @@ class Limiter:
             Keys.SLOTS,
             Keys.wake(episode_id),
             Keys.episode(episode_id),
-            Keys.RESERVING,
+            Keys.BATCHES,
             Keys.PLACES,
             Keys.CREATORS,
             Keys.CREATORS_DUE,
             Keys.BUDGET,
             Keys.SIZES,
+            Keys.STEPPED_BACK,
         ]
         limit = self._defaults.concurrency_limit
-        args: list[str | int | float] = [episode_id, reservation_id or "", limit, _PATIENCE_MS]
+        args: list[str | int | float] = [episode_id, reservation_id or "", limit, int(1000 * patience_seconds)]
         rates, size = self._rates, self._rates.assumed
         args += [Keys.WAKE_PREFIX, Keys.BUDGET_PREFIX, rates.vcpu_picousd, rates.gib_picousd]
-        args += [f"{size.vcpus}:{size.memory_mb}", int(1000 * patience_seconds)]
+        args += [f"{size.vcpus}:{size.memory_mb}"]
         return PermitAnswer(self._scripts.run("acquire_permit", keys, args))
 
-    def leave(self, episode_id: str) -> None:
-        """Give up a place in line."""
-        keys = [Keys.WAITERS, Keys.WAITERS_SEEN, Keys.wake(episode_id)]
-        self._scripts.run("leave_line", keys, [episode_id, Keys.WAKE_PREFIX])
+    def leave(self, name: str) -> None:
+        """Give up a place in line, of an episode or of a batch."""
+        keys = [Keys.WAITERS, Keys.WAITERS_SEEN, Keys.BATCHES, Keys.STEPPED_BACK, Keys.wake(name)]
+        self._scripts.run("leave_line", keys, [name, Keys.WAKE_PREFIX])
 
     def creation(self, episode_id: str, role: Role, *, settling: bool = False) -> Creation:
         """A new sandbox's way through the line of those who create; `settling` repeats one, first and after the end."""
@@ -218,6 +226,8 @@ class Limiter:
             Keys.CREATORS,
             Keys.PLACES,
             Keys.COUNTERS,
+            Keys.BATCHES,
+            Keys.STEPPED_BACK,
         ]
         text = self._scripts.run("read_limits", keys, [self._defaults.concurrency_limit, self._defaults.creation_rate])
         return LimiterReading(**json.loads(text))
@@ -235,7 +245,7 @@ class Limiter:
             raise SettingsError(f"a creation rate is {allowed}, got {rate:g}")
         self._scripts.run(
             "change_limits",
-            [Keys.LIMITS, Keys.WAITERS, Keys.CREATORS],
+            [Keys.LIMITS, Keys.WAITERS, Keys.CREATORS, Keys.BATCHES],
             [
                 "" if concurrency is None else concurrency,
                 "" if rate is None else rate,
@@ -249,16 +259,58 @@ class Limiter:
         keys = [Keys.PERMITS, Keys.LIMITS, Keys.RESERVATIONS, Keys.SLOTS]
         return Capacity(*self._scripts.run("read_capacity", keys, [self._defaults.concurrency_limit]))
 
-    def reserve(self, reservation_id: str, count: int, *, life_seconds: float, asks_again: bool = False) -> bool:
-        """Reserve `count` places at once or none; False when they are not free now.
+    def reserve(
+        self,
+        reservation_id: str,
+        count: int,
+        *,
+        life_seconds: float,
+        wait_seconds: float = 0.0,
+        patience_seconds: float = 900.0,
+    ) -> bool:
+        """Reserve `count` places at once or none, waiting in line for them; False when they were not free in time.
 
-        A caller that `asks_again` within two seconds keeps its turn: places that become free are kept for it.
-        Raises NeverFits when they never could be.
+        An episode that stepped back keeps its place before the batch for `patience_seconds` at most. Raises
+        NeverFits when so many can never be live together.
         """
-        keys = [Keys.PERMITS, Keys.LIMITS, Keys.RESERVATIONS, Keys.SLOTS, Keys.RESERVING]
-        limit, life_ms = self._defaults.concurrency_limit, int(life_seconds * 1000)
-        args: list[str | int | float] = [limit, reservation_id, count, life_ms, int(asks_again)]
-        fits, slots, configured, _, _ = self._scripts.run("reserve_batch", keys, args)
+        ends = time.monotonic() + wait_seconds
+        try:
+            while True:
+                left = ends - time.monotonic()
+                if self.ask_places(
+                    reservation_id,
+                    count,
+                    life_seconds=life_seconds,
+                    stays=left > 0,
+                    patience_seconds=patience_seconds,
+                ):
+                    return True
+                if left <= 0:
+                    return False
+                self._redis.blpop([Keys.wake(_in_line(reservation_id, count))], timeout=min(left, BLOCK_SECONDS))
+        except BaseException:
+            self.leave(_in_line(reservation_id, count))
+            raise
+
+    def ask_places(
+        self, reservation_id: str, count: int, *, life_seconds: float, stays: bool, patience_seconds: float = 900.0
+    ) -> bool:
+        """Ask once for a batch's places: the step that `reserve` repeats; one that `stays` keeps its place in line."""
+        name = _in_line(reservation_id, count)
+        keys = [
+            Keys.PERMITS,
+            Keys.LIMITS,
+            Keys.RESERVATIONS,
+            Keys.SLOTS,
+            Keys.WAITERS,
+            Keys.WAITERS_SEEN,
+            Keys.BATCHES,
+            Keys.STEPPED_BACK,
+            Keys.wake(name),
+        ]
+        args: list[str | int | float] = [self._defaults.concurrency_limit, reservation_id, count]
+        args += [int(life_seconds * 1000), int(stays), name, Keys.WAKE_PREFIX, int(patience_seconds * 1000)]
+        fits, slots, configured = self._scripts.run("reserve_batch", keys, args)
         if not fits and (slots < count or configured < count):
             raise NeverFits(_never_fits(count, slots, configured))
         return bool(fits)
@@ -270,7 +322,7 @@ class Limiter:
 
     def release_reservation(self, reservation_id: str) -> None:
         """Give back what is left of a reservation, and wake whoever is first in line."""
-        keys = [Keys.RESERVATIONS, Keys.WAITERS]
+        keys = [Keys.RESERVATIONS, Keys.WAITERS, Keys.BATCHES]
         self._scripts.run("release_reservation", keys, [reservation_id, Keys.WAKE_PREFIX])
 
 
@@ -278,6 +330,11 @@ _BROKE = {
     PermitAnswer.RUN_BUDGET: "the run's budget cannot pay for another episode; see it: rollout-farm budget --run",
     PermitAnswer.FARM_BUDGET: "the farm's budget cannot pay for another episode; see it: rollout-farm budget",
 }
+
+
+def _in_line(reservation_id: str, count: int) -> str:
+    """What a batch is called in line: whoever looks at that sees what it waits for."""
+    return f"{count}:{reservation_id}"
 
 
 def _never_fits(count: int, slots: int, limit: int) -> str:

@@ -165,6 +165,9 @@ def _counted(counters: Mapping[str, str]) -> Iterator[Metric]:
 
 def _now(reading: FarmReading) -> Iterator[Metric]:
     yield _gauge("farm_queue_episodes", "Episodes waiting, by queue.", "queue", reading.queues)
+    batches = GaugeMetricFamily("farm_waiting_batch_places", "Places that batches in line wait for.")
+    batches.add_metric([], reading.limiter.batch_places_waiting)
+    yield batches
     live = len(reading.slots)
     busy = min(reading.leased, live)
     yield _gauge("farm_slots", "Live slots.", "state", {"busy": busy, "idle": live - busy})

@@ -142,10 +142,11 @@ class Pool:
 
     @redis_border
     def reserve(self, count: int, *, wait_seconds: float = 0.0) -> Reservation:
-        """Reserve `count` places, all or nothing, waiting at most `wait_seconds` for them to be free.
+        """Reserve `count` places, all or nothing, waiting in line for them for at most `wait_seconds`.
 
-        Raises CapacityError: NeverFits at once when the batch could never be live together, saying what to add;
-        PlacesTaken after the wait when other episodes still hold the places; itself for a count that is none.
+        Batches and episodes without a reservation are served in the order in which they came. Raises CapacityError:
+        NeverFits at once when the batch could never be live together, saying what to add; PlacesTaken after the wait
+        when others still have the places, or came first; itself for a count that is none.
         """
         require_seconds("wait_seconds", wait_seconds)
         if not isinstance(count, int) or isinstance(count, bool):
@@ -153,17 +154,21 @@ class Pool:
         if count < 1:
             raise CapacityError(f"a batch needs at least one episode, got {count}")
         reservation_id = f"reservation-{secrets.token_hex(6)}"
-        ends = time.monotonic() + wait_seconds
-        life = self.settings.budgets.reserved_admission_seconds
-        while not self._limiter.reserve(reservation_id, count, life_seconds=life, asks_again=wait_seconds > 0):
-            if time.monotonic() >= ends:
-                free = self.capacity()
-                raise PlacesTaken(
-                    f"{count} places wanted, {free.free} free now ({free.live_slots} slots, limit "
-                    f"{free.concurrency_limit}, {free.permits} running, {free.reserved} reserved): "
-                    "wait for running episodes (wait_seconds=...) or add workers"
-                )
-            time.sleep(min(0.1, max(0.0, ends - time.monotonic())))
+        budgets = self.settings.budgets
+        if not self._limiter.reserve(
+            reservation_id,
+            count,
+            life_seconds=budgets.reserved_admission_seconds,
+            wait_seconds=wait_seconds,
+            patience_seconds=budgets.admission_seconds,
+        ):
+            free, line = self.capacity(), self._limiter.read()
+            raise PlacesTaken(
+                f"{count} places wanted, {free.free} free now ({free.live_slots} slots, limit "
+                f"{free.concurrency_limit}, {free.permits} running, {free.reserved} reserved; in line "
+                f"{line.waiting} episodes, {line.batches_waiting} batches): "
+                "wait for those who came first (wait_seconds=...) or add workers"
+            )
         return Reservation(reservation_id, count, self._limiter)
 
     @redis_border

@@ -85,7 +85,12 @@ def _text(reading: LimiterReading, settings: Settings) -> str:
         f"concurrency  {reading.concurrency_configured} ({origin(reading.concurrency_set_live)})"
         + (f", {reading.concurrency_effective} in force since the provider refused more" if lowered else ""),
         f"permits      {reading.held} held, {reading.waiting} waiting, {reading.reserved} reserved; "
-        f"{reading.sandboxes} with a sandbox",
+        f"{reading.sandboxes} with a sandbox"
+        + (
+            f"; batches in line: {reading.batches_waiting}, for {reading.batch_places_waiting} places"
+            if reading.batches_waiting
+            else ""
+        ),
         f"creations    {_rate(reading.rate_configured)} ({origin(reading.rate_set_live)})"
         + (
             f", {_rate(reading.rate_effective)} in force since {_rate(reading.refused_rate)} was refused"

@@ -33,7 +33,7 @@ local CREATING, RUNNING = 1, 2   -- what the score of a place says; 0: none of i
 local LONGEST_PAUSE_MS = 600000  -- what is believed of a Retry-After, and of a pause noted before the clock stepped back
 local HOLD_MS = 5000         -- a longer pause is waited for in line for a permit, where no deadline runs
 local CLASS = 1e12           -- places in line: class * CLASS + arrival
-local TURN_MS = 2000         -- so long a batch that waits for its places keeps its turn without asking
+local SILENT_MS = 15000      -- who waits in line for permits asks every five seconds; longer silent, its process is gone
 local HAPPENED = {'cooldown_at', 'effective_at', 'freed_at', 'held_at', 'lagged_at', 'refused_at', 'granted_at',
                   'granted_since'}
 
@@ -67,6 +67,31 @@ local function wake_first(line, prefix)
   if first then push_wake(prefix .. first) end
 end
 
+-- A place is free, or somebody has left the line for permits: wake the first episode and the first batch in it.
+local function wake_line(waiters, batches, prefix)
+  wake_first(waiters, prefix)
+  wake_first(batches, prefix)
+end
+
+-- Take those out of the line for permits, in these sets, who have not asked for long.
+local function drop_silent(seen, now, waiters, batches)
+  pull_back(seen, now, now)
+  for _, silent in ipairs(redis.call('ZRANGEBYSCORE', seen, '-inf', now - SILENT_MS)) do
+    for _, key in ipairs({seen, waiters, batches}) do redis.call('ZREM', key, silent) end
+  end
+end
+
+-- The place behind everybody in these sets: Redis's time, and more where many ask within a millisecond or the clock has
+-- stepped back.
+local function last_place(now, ...)
+  local place = now
+  for _, key in ipairs({...}) do
+    local last = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')[2]
+    if last then place = math.max(place, tonumber(last) + 1) end
+  end
+  return place
+end
+
 local function write_reservation(key, name, row)
   redis.call('HSET', key, name, string.format('%d:%s:%d:%s', row.left, row.ends, row.total, row.life))
 end
@@ -91,12 +116,6 @@ local function read_reservations(key, now)
     end
   end
   return rows, reserved
-end
-
--- The reservation whose turn it is to get places, or false.
-local function read_turn(key)
-  pull_back_key(key, TURN_MS)
-  return redis.call('GET', key)
 end
 
 -- Creations a second at `now`, 0 for no limit. After a refusal: half the refused rate, back to just under it within

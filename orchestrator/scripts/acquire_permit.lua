@@ -1,24 +1,41 @@
--- Grants an episode the leave to hold one running sandbox: first come, first served; reservations before others.
+-- Grants an episode the leave to hold one running sandbox: first come, first served, batches that wait for their places
+-- included; who has a place reserved draws it without waiting for them.
 -- With the permit goes a reservation of the most that its sandboxes can cost, in its run's budget and the farm's.
 -- On the way it raises a lowered limit that has stood long enough and wakes a creator for it, drops waiters and
 -- reservations that are over, and notes since when the episode is short of money.
 -- Needs: limits. Needs: money.
 -- KEYS: 1 permits, 2 waiters, 3 waiters seen, 4 limits, 5 reservations, 6 slots, 7 wake list of this episode,
---       8 episode row, 9 whose turn it is to reserve, 10 places at the provider, 11 line of creators, 12 when they ask,
---       13 the farm's budget, 14 sizes of templates
--- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 waiter patience ms, 5 wake key prefix,
+--       8 episode row, 9 batches in line, 10 places at the provider, 11 line of creators, 12 when they ask,
+--       13 the farm's budget, 14 sizes of templates, 15 who stepped back
+-- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 how long it may wait, from when it first had
+--       to, ms, 5 wake key prefix,
 --       6 prefix of a run's budget, 7 pico-dollars per vCPU-second, 8 the same per GiB-second, 9 vcpus:memory_mb of a
---       template that was never seen, 10 how long it may wait for money that is reserved for others, ms
--- Returns: 1 granted, 0 wait (in line), 2 step back: all that is free (places or money) is reserved for others,
+--       template that was never seen
+-- Returns: 1 granted, 0 wait (in line), 2 step back: its slot, or all the money, is reserved for others,
 --          3 the reservation can no longer be met (the limit fell below it), 4 the episode has its receipt or is unknown,
---          5 its run's budget cannot pay for it, 6 the farm's cannot
+--          5 its run's budget cannot pay for it, 6 the farm's cannot, 7 it has waited for as long as it may
 -- a permit given after the receipt, or without a row, would never be freed: a process that was stopped for long may
 -- still ask, and one that waited while Redis lost its data
-local episode =
-  redis.call('HMGET', KEYS[8], 'state', 'run', 'template', 'policy_seconds', 'verifier_seconds', 'unfunded_at')
+local episode = redis.call('HMGET', KEYS[8], 'state', 'run', 'template', 'policy_seconds', 'verifier_seconds',
+                           'unfunded_at', 'arrived_at')
 if not episode[1] or episode[1] == 'final' then return 4 end
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
 local now = now_ms()
+local arrived = tonumber(episode[7])
+if arrived then
+  redis.call('ZREM', KEYS[15], ARGV[1])  -- it is here again
+  if arrived > now then  -- the clock stepped back since
+    arrived = now
+    redis.call('HSET', KEYS[8], 'arrived_at', now)
+  end
+end
+
+local function step_back()
+  redis.call('ZREM', KEYS[3], ARGV[1])
+  redis.call('DEL', KEYS[7])
+  if redis.call('ZREM', KEYS[2], ARGV[1]) == 1 then wake_line(KEYS[2], KEYS[9], ARGV[5]) end  -- they may have to as well
+  return 2
+end
 
 -- money first: who cannot be paid for takes no place in line
 local run, size, policy, verifier
@@ -43,7 +60,7 @@ if episode[4] then
       since = now
       redis.call('HSET', KEYS[8], 'unfunded_at', now)
     end
-    return now - since > tonumber(ARGV[10]) and code or 2
+    return now - since > tonumber(ARGV[4]) and code or step_back()
   end
   if episode[6] then redis.call('HDEL', KEYS[8], 'unfunded_at') end
 end
@@ -51,8 +68,9 @@ end
 local limits = read_hash(KEYS[4])
 local limit = allowed_concurrency(limits, ARGV[3])
 local held, waiting = redis.call('ZCARD', KEYS[1]), redis.call('ZCARD', KEYS[2])
-local queue, asking = waiting > 0, waiting
-if not queue or not redis.call('ZSCORE', KEYS[2], ARGV[1]) then asking = waiting + 1 end
+local asking = waiting
+if waiting == 0 or not redis.call('ZSCORE', KEYS[2], ARGV[1]) then asking = waiting + 1 end
+local queue = waiting > 0 or redis.call('EXISTS', KEYS[9]) == 1
 -- one is asked for too many, and nobody holds a permit without a place: whoever did would be the one to try
 if limits.effective and held + asking > limit and redis.call('ZCARD', KEYS[10]) >= math.min(held, limit) then
   local raised = probe_concurrency(KEYS[4], limits, ARGV[3], now)
@@ -85,27 +103,35 @@ if mine then
     write_reservation(KEYS[5], ARGV[2], mine)
     return grant()
   end
-elseif read_turn(KEYS[9]) then
-  return 2  -- a batch waits for places of its own: whoever takes them one by one would keep it waiting for ever
-elseif reserved > 0 then
-  -- an episode without reservation must not sit in a slot that a reserved batch needs
-  local slots = redis.call('ZCOUNT', KEYS[6], now, '+inf')
-  if math.min(limit, slots) - held - reserved <= 0 then return 2 end
+elseif not queue and reserved == 0 and free > 0 then
+  return grant()
 end
-local others = mine and 0 or reserved
-if not queue and free - others > 0 then return grant() end
+
 queue = true
-pull_back(KEYS[3], now, now)
-for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - ARGV[4])) do
-  redis.call('ZREM', KEYS[2], waiter)
-  redis.call('ZREM', KEYS[3], waiter)
+drop_silent(KEYS[3], now, KEYS[2], KEYS[9])
+if not arrived then
+  arrived = last_place(now, KEYS[2], KEYS[9], KEYS[15])
+  redis.call('HSET', KEYS[8], 'arrived_at', string.format('%.0f', arrived))
 end
-if not redis.call('ZSCORE', KEYS[2], ARGV[1]) then
-  -- behind the last, whatever the clock says: many ask within a millisecond, and a clock may step back
-  local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
-  redis.call('ZADD', KEYS[2], (tonumber(last) or 0) + 1, ARGV[1])
-end
+-- a reserved one waits for nobody before it: in front, so that it is woken
+redis.call('ZADD', KEYS[2], 'NX', mine and 0 or arrived, ARGV[1])
 redis.call('ZADD', KEYS[3], now, ARGV[1])
-if free - others > redis.call('ZRANK', KEYS[2], ARGV[1]) then return grant() end
-if free - reserved > 0 and redis.call('ZRANK', KEYS[2], ARGV[1]) > 0 then wake_first(KEYS[2], ARGV[5]) end
-return 0
+local place, rank = tonumber(redis.call('ZSCORE', KEYS[2], ARGV[1])), redis.call('ZRANK', KEYS[2], ARGV[1])
+if not mine then
+  -- it must not sit in a slot that a reserved batch needs: there it leaves its place in line, which keeps batches that
+  -- came later from passing it until it, or another in its stead, has been served
+  if reserved > 0 and redis.call('ZCOUNT', KEYS[6], now, '+inf') - held - reserved <= rank then
+    if now - arrived > tonumber(ARGV[4]) then return 7 end
+    redis.call('ZADD', KEYS[15], arrived, ARGV[1])
+    return step_back()
+  end
+  local batch = redis.call('ZRANGE', KEYS[9], 0, 0, 'WITHSCORES')
+  local before = batch[2] and tonumber(batch[2]) < place and '(' .. batch[2]
+  local turns = before and redis.call('ZCOUNT', KEYS[2], '-inf', before) + redis.call('ZCOUNT', KEYS[15], '-inf', before)
+  if free - reserved > rank and (not before or rank < turns) then
+    if before then redis.call('ZREMRANGEBYRANK', KEYS[15], 0, 0) end
+    return grant()
+  end
+  if free - reserved > 0 and rank > 0 then wake_first(KEYS[2], ARGV[5]) end
+end
+return now - arrived > tonumber(ARGV[4]) and 7 or 0

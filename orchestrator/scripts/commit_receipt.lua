@@ -2,7 +2,7 @@
 -- Needs: limits. Needs: costs. Needs: money.
 -- KEYS: 1 episode row, 2 open, 3 leases, 4 receipt, 5 receipts, 6 finished stream, 7 counters, 8 permits, 9 waiters,
 --       10 waiters seen, 11 places at the provider, 12 limits, 13 line of creators, 14 when they ask again,
---       15 the farm's budget
+--       15 the farm's budget, 16 batches in line for permits, 17 who stepped back from that line
 -- ARGV: 1 episode id, 2 token, 3 receipt JSON, 4 outcome, 5 scored (1 or 0), 6 retention seconds, 7 wake key prefix,
 --       8 counters JSON, 9 bounds of an episode's cost, JSON, 10 prefix of a run's budget
 -- Returns: 1 written (also when this very text was written before), 0 not the owner's token or another receipt stands,
@@ -27,11 +27,12 @@ redis.call('HINCRBY', KEYS[7], 'episodes:' .. ARGV[4], 1)
 for name, value in pairs(cjson.decode(ARGV[8])) do redis.call('HINCRBY', KEYS[7], name, value) end
 local moved = redis.call('ZREM', KEYS[9], ARGV[1])  -- a waiter that died may have had the wake
 redis.call('ZREM', KEYS[10], ARGV[1])
+moved = moved + redis.call('ZREM', KEYS[17], ARGV[1])
 if unsettled <= 0 then
   observe_cost(KEYS[1], KEYS[7], ARGV[9])
   redis.call('EXPIRE', KEYS[1], ARGV[6])
   release_money(KEYS[1], KEYS[15], ARGV[10])
   moved = moved + free_permit(ARGV[1], KEYS[8], KEYS[11], KEYS[12], KEYS[13], KEYS[14], ARGV[7])
 end
-if moved > 0 then wake_first(KEYS[9], ARGV[7]) end
+if moved > 0 then wake_line(KEYS[9], KEYS[16], ARGV[7]) end
 return 1

@@ -1,10 +1,9 @@
--- A waiter gives up; the next in line is woken, since a wake may be lost with it (popped, but not asked with).
+-- Gives up a place in line; the next in it are woken, since a wake may be lost with it (popped, but not asked with).
 -- Needs: limits.
--- KEYS: 1 waiters, 2 waiters seen, 3 wake list of this episode
--- ARGV: 1 episode id, 2 wake key prefix
+-- KEYS: 1 waiters, 2 when they asked last, 3 batches in line, 4 who stepped back, 5 wake list of who leaves
+-- ARGV: 1 episode, or batch, 2 wake key prefix
 -- Returns: 1
-redis.call('ZREM', KEYS[1], ARGV[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
-redis.call('DEL', KEYS[3])
-wake_first(KEYS[1], ARGV[2])
+for i = 1, 4 do redis.call('ZREM', KEYS[i], ARGV[1]) end
+redis.call('DEL', KEYS[5])
+wake_line(KEYS[1], KEYS[3], ARGV[2])
 return 1

@@ -3,7 +3,8 @@
 -- life in the budgets, and not at all in the counters.
 -- Needs: limits. Needs: costs. Needs: money.
 -- KEYS: 1 episode row, 2 allocation row, 3 allocations, 4 counters, 5 permits, 6 waiters,
---       7 places at the provider, 8 limits, 9 line of creators, 10 when they ask again, 11 the farm's budget
+--       7 places at the provider, 8 limits, 9 line of creators, 10 when they ask again, 11 the farm's budget,
+--       12 batches in line for permits
 -- ARGV: 1 token, 2 allocation id, 3 episode id, 4 next state, 5 allowed from (comma-separated), 6 settled (1 or 0),
 --       7 retention seconds, 8 wake key prefix, 9 fields JSON, 10 counters JSON,
 --       11 cost in pico-dollars, 12 bounds of an episode's cost, JSON, 13 prefix of a run's budget,
@@ -46,7 +47,7 @@ if ARGV[6] == '1' then
       release_money(KEYS[1], KEYS[11], ARGV[13])
     end
     if free_permit(ARGV[3], KEYS[5], KEYS[7], KEYS[8], KEYS[9], KEYS[10], ARGV[8]) == 1 then
-      wake_first(KEYS[6], ARGV[8])
+      wake_line(KEYS[6], KEYS[12], ARGV[8])
     end
   end
 end

@@ -21,7 +21,7 @@ from tests.support.bare_farm import a_receipt, a_spec, opened_farm
 
 _RELEASE = """
 if free_permit(ARGV[1], KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], ARGV[2]) == 1 then
-  for _, waiter in ipairs(redis.call('ZRANGE', KEYS[6], 0, 0)) do push_wake(ARGV[2], waiter) end
+  wake_line(KEYS[6], KEYS[7], ARGV[2])
 end
 """
 """The lines of commit_receipt.lua that free a permit."""
@@ -85,6 +85,7 @@ def _main(
         prelude = files("orchestrator.scripts").joinpath("_limits.lua").read_text(encoding="utf-8")
         release = farm.redis.script_load(prelude + _RELEASE)
         keys = [Keys.PERMITS, Keys.PLACES, Keys.LIMITS, Keys.CREATORS, Keys.CREATORS_DUE, Keys.WAITERS]
+        keys.append(Keys.BATCHES)
         barrier.wait(_START_SECONDS)
         began, cpu = time.time(), time.process_time()
         for number, episode in enumerate(episodes):

@@ -46,6 +46,8 @@ _SLOTS = 1_130
 _LIFE_SECONDS = {Role.POLICY: (300.0, 900.0), Role.VERIFIER: (30.0, 90.0)}
 """Long enough for five creations a second to keep 1,100 alive, so that the cap is what binds: 3.3 a second do."""
 _ANSWER_SECONDS = {"create": (0.1, 0.3), "delete": (0.05, 0.15)}
+_PATIENCE_SECONDS = 86_400.0
+"""None gives up: where four wait for each permit, that takes longer than a slot's episode would wait."""
 _LEASE_SECONDS = 12.0
 _DEATHS = 0.01
 _LOW_LIMIT = 10
@@ -233,7 +235,7 @@ class _Episode:
     def admit(self) -> None:
         if self._dies():
             return
-        answer = self._limiter.ask(self._spec.episode_id, reservation_id=None)
+        answer = self._limiter.ask(self._spec.episode_id, reservation_id=None, patience_seconds=_PATIENCE_SECONDS)
         self._world.wake()
         if answer is PermitAnswer.GRANTED:
             self._create(next(self._roles))

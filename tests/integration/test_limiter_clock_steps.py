@@ -9,7 +9,7 @@ from orchestrator.keys import Keys
 from orchestrator.limiter import PermitAnswer
 from orchestrator.vocabulary import EpisodeState, Role
 from tests.support.bare_farm import run_episode
-from tests.support.clocked import Clocked, age_by_step
+from tests.support.clocked import Clocked
 
 PATIENCE_MS = 15_000
 
@@ -96,20 +96,49 @@ def test_what_a_dead_trainer_reserved_before_a_step_is_free_after_its_time(redis
     assert farm.limiter.capacity().reserved == 0
 
 
-def test_a_batch_that_died_before_a_step_keeps_its_turn_for_two_seconds(redis: Redis) -> None:
+def test_a_batch_that_died_in_line_before_a_step_holds_nobody_up(redis: Redis) -> None:
     farm = Clocked(redis, concurrency_limit=2)
     redis.zadd(Keys.SLOTS, {f"w-{n}": farm.now + 10_000_000 for n in range(4)})
     for name in ("e-holder", "e-waits"):
         run_episode(redis, name)
     assert farm.limiter.ask("e-holder", reservation_id=None) is PermitAnswer.GRANTED
-    for batch in (False, True):
-        assert not farm.limiter.reserve("r-dead", 2, life_seconds=10, asks_again=True)
-        age_by_step(redis, Keys.RESERVING)
-        if batch:
-            assert not farm.limiter.reserve("r-other", 1, life_seconds=10)
-        else:
-            assert farm.limiter.ask("e-waits", reservation_id=None) is PermitAnswer.STEP_BACK
-        assert 0 < redis.pttl(Keys.RESERVING) <= 2000
+    assert not farm.limiter.ask_places("r-dead", 2, life_seconds=10, stays=True)
+    farm.pass_seconds(-3600)
+    began = farm.now
+    while farm.limiter.ask("e-waits", reservation_id=None) is not PermitAnswer.GRANTED:
+        farm.pass_seconds(5)
+        assert farm.now - began < 2 * PATIENCE_MS
+    assert redis.zcard(Keys.BATCHES) == redis.zcard(Keys.WAITERS_SEEN) == 0
+
+
+def test_who_stepped_back_before_a_step_holds_batches_up_no_longer_than_its_patience(redis: Redis) -> None:
+    farm = Clocked(redis, concurrency_limit=2)
+    redis.zadd(Keys.SLOTS, {f"w-{n}": farm.now + 10_000_000 for n in range(2)})
+    run_episode(redis, "e-lost")
+    assert farm.limiter.reserve("r-first", 2, life_seconds=10)
+    assert farm.limiter.ask("e-lost", reservation_id=None) is PermitAnswer.STEP_BACK, "its job is lost"
+    farm.pass_seconds(-3600)
+    farm.limiter.release_reservation("r-first")
+    assert not farm.limiter.reserve("r-next", 2, life_seconds=10)
+    farm.pass_seconds(901)
+    assert farm.limiter.reserve("r-next", 2, life_seconds=10)
+    assert redis.zcard(Keys.STEPPED_BACK) == 0
+
+
+def test_who_waits_since_before_a_step_waits_no_longer_than_its_patience(redis: Redis) -> None:
+    farm = Clocked(redis, concurrency_limit=1)
+    for name in ("e-holder", "e-waits"):
+        run_episode(redis, name)
+
+    def ask(name: str) -> PermitAnswer:
+        return farm.limiter.ask(name, reservation_id=None, patience_seconds=60)
+
+    assert (ask("e-holder"), ask("e-waits")) == (PermitAnswer.GRANTED, PermitAnswer.WAIT)
+    farm.pass_seconds(-3600)
+    assert ask("e-waits") is PermitAnswer.WAIT
+    farm.pass_seconds(61)
+    assert ask("e-waits") is PermitAnswer.OVERDUE
+    farm.limiter.leave("e-waits")
 
 
 def test_a_lowered_rate_comes_back_as_ever(redis: Redis) -> None:

@@ -110,11 +110,10 @@ def test_what_is_reserved_is_granted_to_the_batch_and_to_nobody_else(farm: Farm,
 
 def test_reserved_episodes_are_granted_before_those_that_came_first(redis_url: str, redis: Redis) -> None:
     with opened_farm(redis_url, concurrency_limit=3) as farm:
-        beat_slots(farm, 3)
-        held = [running(farm) for _ in range(3)]
-        [early] = queue_up(farm, 1)
-        redis.zrem(Keys.PERMITS, *(spec.episode_id for spec, _ in held[:2]))  # two places are free, nobody was woken
+        beat_slots(farm, 4)
+        held = [running(farm)]
         assert farm.limiter.reserve("r1", 2, life_seconds=30)
+        [early] = queue_up(farm, 1)
         for _ in range(2):
             spec, lease = leased(farm)
             assert admit(farm, spec.episode_id, reservation_id="r1") is Admission.GRANTED
@@ -128,10 +127,11 @@ def test_an_unreserved_episode_that_waits_leaves_its_slot_to_a_batch(farm: Farm,
     beat_slots(farm, 2)
     held = [running(farm), running(farm)]
     waiters = queue_up(farm, 2)
+    assert not farm.limiter.ask_places("r1", 2, life_seconds=30, stays=True)
+    redis.zadd(Keys.BATCHES, {"2:r1": 1})  # it came before them
     redis.zrem(Keys.PERMITS, *(spec.episode_id for spec, _ in held))
-    assert farm.limiter.reserve("r1", 2, life_seconds=30)
     since = time.monotonic()
-    redis.lpush(Keys.wake(waiters[0].episode_id), "1")
+    assert farm.limiter.ask_places("r1", 2, life_seconds=30, stays=True)
     for waiter in waiters:
         waiter.join(10)
         assert waiter.granted is Admission.STEP_BACK
@@ -139,29 +139,6 @@ def test_an_unreserved_episode_that_waits_leaves_its_slot_to_a_batch(farm: Farm,
     end(farm, *held)
     for waiter in waiters:
         waiter.end()
-
-
-def test_a_waiting_batch_gets_its_places_before_a_steady_backlog(farm: Farm, redis: Redis) -> None:
-    beat_slots(farm, 2)
-    held = running(farm)
-    other = leased(farm)
-    assert not farm.limiter.reserve("r1", 2, life_seconds=30, asks_again=True)
-    assert not farm.limiter.reserve("r2", 1, life_seconds=30), "one place is free, and kept for the batch that waits"
-    redis.persist(Keys.RESERVING)
-    assert admit(farm, other[0].episode_id) is Admission.STEP_BACK
-    end(farm, held, other)
-    assert farm.limiter.reserve("r1", 2, life_seconds=30, asks_again=True)
-    assert not redis.exists(Keys.RESERVING)
-
-
-def test_a_batch_that_stops_asking_loses_its_turn(farm: Farm, redis: Redis) -> None:
-    beat_slots(farm, 2)
-    held = running(farm)
-    assert not farm.limiter.reserve("r1", 2, life_seconds=30, asks_again=True)
-    assert 0 < redis.pttl(Keys.RESERVING) <= 2000
-    redis.delete(Keys.RESERVING)  # as its time does
-    assert farm.limiter.reserve("r2", 1, life_seconds=30)
-    end(farm, held)
 
 
 def test_what_is_left_of_a_reservation_can_be_given_back(farm: Farm) -> None:
@@ -212,7 +189,7 @@ def test_a_batch_gets_its_places_although_a_429_once_lowered_the_limit(redis: Re
     redis.delete(Keys.PLACES)  # as their receipts do
     assert farm.limit == 2
     waited = 0
-    while not farm.limiter.reserve("r1", 8, life_seconds=120, asks_again=True):
+    while not farm.limiter.ask_places("r1", 8, life_seconds=120, stays=True):
         farm.pass_seconds(0.1)
         waited += 1
         assert waited < 100

@@ -142,7 +142,7 @@ def test_every_name_of_the_design_is_there_and_none_carries_an_id(lasting: Field
     counters |= {"sandbox_seconds", "cost_usd"}
     gauges = {"queue_episodes", "slots", "workers", "sandboxes", "concurrency_limit", "creation_rate_limit"}
     gauges |= {"cooldown_seconds", "unresolved_allocations", "burn_usd_per_hour", "budget_usd", "redis_up"}
-    gauges |= {"reconciled_timestamp_seconds", "not_settled"}
+    gauges |= {"reconciled_timestamp_seconds", "not_settled", "waiting_batch_places"}
     histograms = {"episode_phase_seconds", "tool_call_seconds", "episode_reward", "episode_cost_usd"}
     for kind, names in (("counter", counters), ("gauge", gauges), ("histogram", histograms)):
         assert {name for name, family in families.items() if family.type == kind} == {f"farm_{name}" for name in names}

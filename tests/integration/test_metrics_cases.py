@@ -83,13 +83,16 @@ def test_depth_saturation_and_rejects_are_visible(redis_url: str) -> None:
             farm.queue.enqueue(waiting)
         refused, lease = leased(farm)
         farm.ledger.commit(a_receipt(refused, Outcome.ADMISSION_TIMEOUT), lease.token)
+        assert not farm.limiter.ask_places("r1", 2, life_seconds=30, stays=True)
         full = scrape(farm)
+        farm.limiter.leave("2:r1")
         creations = [create(farm, episode_id) for episode_id in admitted]
         creations[0].refused(RateLimited("too fast", retry_after_seconds=30))
         creations[1].refused(ConcurrencyLimited("too many"))
         farm.limiter.note(RateLimited("too fast", retry_after_seconds=30))
         found = scrape(farm)
     assert full["farm_queue_episodes{queue=episodes}"] == 3
+    assert (full["farm_waiting_batch_places{}"], found["farm_waiting_batch_places{}"]) == (2, 0)
     assert full["farm_slots{state=busy}"] == full["farm_concurrency_limit{kind=effective}"] == 2
     assert found["farm_concurrency_limit{kind=effective}"] == 1
     assert found["farm_rate_limited_total{kind=rate}"] == 1, (

@@ -212,8 +212,10 @@ class TinySlot:
             admission = self.farm.limiter.admit(
                 spec.episode_id, reservation_id=spec.reservation_id, wait_seconds=20, check=check
             )
-            assert admission is Admission.GRANTED
-            if spec.drive is Drive.AUTONOMOUS:
+            if admission is Admission.STEP_BACK:
+                assert self.farm.ledger.defer(lease)
+                self.farm.queue.enqueue(spec, attempt + 1)
+            elif spec.drive is Drive.AUTONOMOUS:
                 self._commit(spec, lease, Outcome.SOLVED)
             else:
                 self._drive(spec, lease, check)

@@ -69,7 +69,7 @@ class Checks:
         assert announced(redis, receipt.run_id).count(episode_id) == 1
         assert redis.zscore(Keys.RECEIPTS, episode_id) is not None
         assert self.farm.ledger.row(episode_id).state == "final"  # type: ignore[union-attr]
-        for place in (Keys.OPEN, Keys.LEASES, Keys.WAITERS, Keys.WAITERS_SEEN):
+        for place in (Keys.OPEN, Keys.LEASES, Keys.WAITERS, Keys.WAITERS_SEEN, Keys.STEPPED_BACK):
             assert redis.zscore(place, episode_id) is None, place
         created = [row for row in self.events(episode_id) if row["event"] == "created"]
         assert [row["metadata"]["role"] for row in created] == list(roles)

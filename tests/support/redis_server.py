@@ -46,7 +46,7 @@ def held(client: Redis) -> dict[str, list[str]]:
     """What still holds, waits or is open, by key: nothing of it outlives the last episode."""
     keys = (
         *(Keys.PERMITS, Keys.PLACES, Keys.WAITERS, Keys.WAITERS_SEEN, Keys.CREATORS, Keys.CREATORS_DUE),
-        *(Keys.LEASES, Keys.OPEN, Keys.ALLOCATIONS),
+        *(Keys.BATCHES, Keys.STEPPED_BACK, Keys.LEASES, Keys.OPEN, Keys.ALLOCATIONS),
     )
     return {key: cast("list[str]", client.zrange(key, 0, -1)) for key in keys}
 
