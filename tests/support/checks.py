@@ -77,7 +77,7 @@ class Checks:
             assert redis.zscore(Keys.PERMITS, episode_id) is None
             assert self.running(episode_id) == []
             self.check_absent(episode_id, settled)
-            assert leaks(redis) == []
+            wait_until(lambda: leaks(redis) == [], description="the farm, and RQ, keep nothing without a reason")
         return settled
 
     def check_absent(self, episode_id: str, settled: SettledReceipt) -> None:
