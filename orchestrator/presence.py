@@ -121,8 +121,12 @@ class Presence:
         """Whether the trainer has said so within trainer_lost_seconds."""
         return trainer_id not in self.lost_trainers([trainer_id])
 
-    def lost_trainers(self, trainers: Iterable[str]) -> frozenset[str]:
-        """Those of these trainers that have sent no heartbeat for trainer_lost_seconds."""
+    def lost_trainers(self, trainers: Iterable[str], *, only_look: bool = False) -> frozenset[str]:
+        """Those of these trainers that have sent no heartbeat for trainer_lost_seconds.
+
+        Unless it shall `only_look`, heartbeats of before a step back of Redis's clock are given their time, no more.
+        """
         names = sorted(trainers)
-        answers = self._scripts.run("read_heartbeats", [Keys.trainer(name) for name in names], []) if names else []
+        keys = [Keys.trainer(name) for name in names]
+        answers = self._scripts.run("read_heartbeats", keys, [int(not only_look)]) if names else []
         return frozenset(name for name, alive in zip(names, answers, strict=True) if not alive)

@@ -65,7 +65,10 @@ class Report:
 
 
 class Reconciler:
-    """Looks, plans and applies; `name` identifies this process as an owner of seized leases."""
+    """Looks, plans and applies; `name` identifies this process as an owner of seized leases.
+
+    With `only_looks` nothing is ever written to Redis or asked of the provider but its list, and `run_once` raises.
+    """
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class Reconciler:
         lease_seconds: float,
         create_answer_seconds: float = 10.0,
         sweep_seconds: float = 10.0,
+        only_looks: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -87,7 +91,8 @@ class Reconciler:
         self._presence = presence
         self._queue = queue
         self._limiter = limiter
-        self._provider = PacedProvider(provider, limiter, clock=clock)
+        self._only_looks = only_looks
+        self._provider = PacedProvider(provider, limiter, tells_limiter=not only_looks, clock=clock)
         self._settlement = Settlement(ledger, self._provider, create_answer_seconds=create_answer_seconds)
         self._lease_seconds = lease_seconds
         self._sweep_seconds = sweep_seconds
@@ -135,6 +140,8 @@ class Reconciler:
 
     def run_once(self, *, leading: Callable[[], bool] = lambda: True) -> Report:
         """Look, plan, apply; stops early when `leading`, asked before each action, says that another leads."""
+        if self._only_looks:
+            raise RuntimeError("this reconciler only looks")
         report = Report()
         view = self.look()
         for action in plan(view, lease_seconds=self._lease_seconds):
@@ -176,7 +183,9 @@ class Reconciler:
             suspected_seconds={job: clock - since for job, since in self._suspected.items()},
             unsettled=unsettled,
             taken_seconds={job: clock - since for job, since in self._taken.items()} if sweep else {},
-            lost_trainers=self._presence.lost_trainers({row.trainer_id for row in rows if row.trainer_id}),
+            lost_trainers=self._presence.lost_trainers(
+                {row.trainer_id for row in rows if row.trainer_id}, only_look=self._only_looks
+            ),
             farm_tag=self._ledger.known_farm_tag(),
             sandboxes=sandboxes,
             kept_orphans=self._ledger.unresolved.orphans(),

@@ -110,6 +110,11 @@ def dump(client: Redis) -> dict[str, tuple[str, bool, object]]:
     return found
 
 
+def exact(client: Redis) -> dict[str, tuple[object, int]]:
+    """The same with the very moment at which each key ends (unix ms, -1 for never): no TTL was touched either."""
+    return {name: (value, int(client.pexpiretime(name))) for name, value in dump(client).items()}
+
+
 def _value(client: Redis, key: str, kind: str) -> object:
     match kind:
         case "string":
