@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from types import FrameType
 
@@ -173,6 +174,19 @@ def worker_of(settings: Settings, slot_id: str) -> SlotWorker:
         job_monitoring_interval=5,
         worker_ttl=BLOCK_SECONDS + _RQ_MARGIN_SECONDS,
     )
+
+
+def free_name(settings: Settings, names: Iterable[str]) -> str:
+    """The first of these under which RQ lists no living worker.
+
+    A killed worker's stay listed for a minute, and RQ refuses a second of the name: one started again at once, under
+    the same id, would otherwise see its slots die of that.
+    """
+    prefix = SlotWorker.redis_worker_namespace_prefix
+    with client(settings, text=False) as connection:
+        return next(
+            name for name in names if not connection.exists(prefix + name) or connection.hexists(prefix + name, "death")
+        )
 
 
 def run_slot(context: jobs.SlotContext) -> None:
