@@ -21,7 +21,7 @@ from orchestrator.vocabulary import job_id
 JOB_FUNCTION = "workers.jobs.run_episode"
 """The one function that a worker runs; compared whole, since RQ resolves any dotted name it is given."""
 
-_KEEP_SECONDS = 600
+KEEP_SECONDS = 600
 """How long RQ keeps a finished or failed envelope; the receipt is the record, this is for `rq info`."""
 
 _CLEANUP_MARGIN_SECONDS = 60
@@ -67,8 +67,8 @@ class JobQueue:
                 + budgets.cleanup_seconds
                 + _CLEANUP_MARGIN_SECONDS
             ),
-            result_ttl=_KEEP_SECONDS,
-            failure_ttl=_KEEP_SECONDS,
+            result_ttl=KEEP_SECONDS,
+            failure_ttl=KEEP_SECONDS,
             description=f"episode {spec.episode_id} of {spec.task.id}",
         )
         try:
@@ -112,7 +112,7 @@ class JobQueue:
         if self.rq.remove(job) or lost:
             self._redis.delete(Job.key_for(job))
         else:
-            self._redis.expire(Job.key_for(job), _KEEP_SECONDS)
+            self._redis.expire(Job.key_for(job), KEEP_SECONDS)
 
     def forget(self, job: str) -> None:
         """Drop what RQ keeps of a job that somebody took and will not end; RQ itself would look after ten minutes.

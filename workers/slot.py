@@ -26,7 +26,7 @@ from rq.worker import WorkerStatus
 from rq.worker_registration import register
 
 from orchestrator.connection import BLOCK_SECONDS, client, make_impatient
-from orchestrator.queue import EXECUTABLE_EXTRAS, refusal
+from orchestrator.queue import EXECUTABLE_EXTRAS, KEEP_SECONDS, refusal
 from orchestrator.settings import Settings
 from workers import jobs
 from workers.parentage import die_with_parent
@@ -58,6 +58,7 @@ class SlotWorker(Worker):
         for name in EXECUTABLE_EXTRAS:  # failing a job would retry it, call back, send webhooks
             attribute = _attribute(blank, name)
             setattr(job, attribute, getattr(blank, attribute))
+        job.failure_ttl = KEEP_SECONDS  # where it names none, or "for ever", RQ keeps what it writes about it for ever
         execution = self.prepare_execution(job)
         self.handle_job_failure(job, queue, exc_string=f"refused: {reason}", execution=execution)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -31,13 +32,18 @@ _RQ_QUEUES = ("rq:queue:*", "rq:queue:*:intermediate", "rq:wip:*")
 
 
 def leaks(client: Redis) -> list[str]:
-    """What of the whole database would live for ever without a reason, RQ's keys included, each with what is wrong.
-
-    RQ is told that a job is over just after its receipt is written: beside living workers wait until there is nothing.
-    """
+    """What of the whole database would live for ever without a reason, RQ's keys included, each with what is wrong."""
     names = sorted(name for name in client.scan_iter(count=1000) if client.ttl(name) == -1)
     found = [problem for name in names for problem in _leaks_of(client, name)]
     return found + _money_without_owner(client)
+
+
+def check_leaks(client: Redis, *, seconds: float = 10) -> None:
+    """Fail when something stays; beside living workers, which tell RQ that a job is over just after its receipt."""
+    ends = time.monotonic() + seconds
+    while (found := leaks(client)) and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert not found, "\n".join(found)
 
 
 def _leaks_of(client: Redis, name: str) -> Iterable[str]:
