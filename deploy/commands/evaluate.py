@@ -32,7 +32,7 @@ _Live = Annotated[
         min=1,
         max=1024,
         help="Episodes live at once; by default all slots, at most --batch. More than --batch wait for the model, in "
-        "their own time; more than slots wait in the queue.",
+        "their own time; more than slots wait for their turn.",
     ),
 ]
 _Retry = Annotated[bool, typer.Option("--retry-failed", help="Run episodes again that ended without a score.")]

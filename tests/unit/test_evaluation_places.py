@@ -38,7 +38,7 @@ def test_more_than_the_farm_runs_at_once_is_said_and_is_no_word_about_the_batch(
     """Those that wait in the queue have no window yet that could run out."""
     places, [note] = places_of(32, batch=16, capacity=capacity(slots, limit))
     assert places == 32
-    assert f"({slots} live slots, limit {limit}): the others wait in the queue" in note
+    assert f"({slots} live slots, limit {limit}): the others wait for their turn" in note
 
 
 def test_both_are_said() -> None:
