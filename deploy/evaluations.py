@@ -14,6 +14,7 @@ from deploy.embedded import running_stack
 from deploy.local_farm import LocalFarm
 from deploy.terminal import errors
 from orchestrator.errors import SettingsError
+from orchestrator.limiter import Capacity
 from orchestrator.pool import Pool
 from orchestrator.settings import Settings
 from orchestrator.tasks import Task, TaskError, load_tasks
@@ -90,15 +91,9 @@ def _collect(
     capacity = pool.capacity()
     if not capacity.live_slots:
         errors().print("no worker is alive yet; waiting for one (rollout-farm worker starts one)", markup=False)
-    # More than the policy answers at once would spend their windows waiting for each other's answers.
-    fitting = min(capacity.live_slots or _SLOTS_EXPECTED, capacity.concurrency_limit, policy.batch)
-    places = parallel or max(1, fitting)
-    if places > policy.batch:
-        errors().print(
-            f"--parallel {places} is more than the --batch of {policy.batch}: episodes wait for each other's answers "
-            "and may run out of time, which scores 0",
-            markup=False,
-        )
+    places, notes = places_of(parallel, batch=policy.batch, capacity=capacity)
+    for note in notes:
+        errors().print(note, markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors(), transient=False) as bar:
         row = bar.add_task("episodes", total=len(left))
@@ -111,6 +106,30 @@ def _collect(
             pool, identity, tasks, policy, keep=keep, keep_interrupted=file.add_interrupted, check=check
         )
         collector.collect(left, parallel=places)
+
+
+def places_of(parallel: int | None, *, batch: int, capacity: Capacity) -> tuple[int, list[str]]:
+    """How many episodes are submitted at once, and what the user has to know of that.
+
+    By default as many as the farm runs and the policy answers at once: more would spend their policy windows waiting
+    for each other's answers. What is asked for is done, whatever comes of it.
+    """
+    fitting = min(capacity.live_slots or _SLOTS_EXPECTED, capacity.concurrency_limit)
+    if parallel is None:
+        return max(1, min(fitting, batch)), []
+    notes = []
+    if min(parallel, fitting) > batch:
+        notes.append(
+            f"--parallel {parallel} is more than the --batch of {batch}: episodes wait for each other's answers "
+            f"and may run out of time, which scores 0; add --batch {parallel}, or leave --parallel out"
+        )
+    if parallel > fitting:
+        notes.append(
+            f"--parallel {parallel} is more than the farm runs at once ({capacity.live_slots} live slots, limit "
+            f"{capacity.concurrency_limit}): the others wait for their turn, which costs none of their time; add workers "
+            "(rollout-farm worker) or raise the limit (rollout-farm limits)"
+        )
+    return parallel, notes
 
 
 def _tasks(names: Sequence[str]) -> list[Task]:

@@ -201,12 +201,12 @@ class Ledger:
             gone += [episode for episode, found in zip(some, pipeline.execute(), strict=True) if not found]
         return gone
 
-    def count_lost_job(self, episode_id: str) -> int:
+    def count_lost_job(self, episode_id: str, *, counted: int) -> int:
         """Count that the episode's job vanished before its lease was taken; how often by now.
 
-        Not idempotent: a call whose answer is lost, and that is made again, counts one loss twice.
+        `counted` is what its row said before: whoever says the same again, or too late, counts nothing.
         """
-        return int(self._redis.hincrby(Keys.episode(episode_id), "lost_jobs", 1))
+        return int(self._scripts.run("count_lost_job", [Keys.episode(episode_id)], [counted]))
 
     def row(self, episode_id: str) -> EpisodeRow | None:
         """The episode's row, or None when there is none (any more)."""
@@ -258,15 +258,9 @@ class Ledger:
         episodes = self.open_episodes()
         pipeline = self._redis.pipeline(transaction=False)
         for episode in episodes:
-            pipeline.hmget(Keys.episode(episode), ["state", "job", "run", "group", "trainer", "cancel", "queue"])
-        rows = []
-        for episode, (state, job, run, group, trainer, cancel, queue) in zip(episodes, pipeline.execute(), strict=True):
-            if state:
-                known = OpenEpisode(
-                    episode, EpisodeState(state), job, run or "", group or "", trainer or "", bool(cancel), queue or ""
-                )
-                rows.append(known)
-        return rows
+            pipeline.hmget(Keys.episode(episode), _IN_SHORT)
+        found = zip(episodes, pipeline.execute(), strict=True)
+        return [_in_short(episode, *fields) for episode, fields in found if fields[0]]
 
     def lease_ends(self) -> dict[str, float]:
         """When each leased episode's lease runs out, in unix seconds of Redis."""
@@ -277,6 +271,24 @@ class Ledger:
         """Redis's time in unix seconds: the only clock that rows are compared with."""
         seconds, micros = self._redis.time()
         return seconds + micros / 1_000_000
+
+
+_IN_SHORT = ["state", "job", "run", "group", "trainer", "cancel", "queue", "lost_jobs"]
+
+
+def _in_short(episode_id: str, state: str, job: str, *rest: str | None) -> OpenEpisode:
+    run, group, trainer, cancel, queue, lost = rest
+    return OpenEpisode(
+        episode_id,
+        EpisodeState(state),
+        job,
+        run or "",
+        group or "",
+        trainer or "",
+        bool(cancel),
+        queue or "",
+        int(lost or 0),
+    )
 
 
 def _row(episode_id: str, raw: dict[str, str]) -> EpisodeRow | None:
@@ -295,6 +307,7 @@ def _row(episode_id: str, raw: dict[str, str]) -> EpisodeRow | None:
         queued_at=int(raw["queued_at"]) / 1000,
         started_at=int(raw["started_at"]) / 1000 if "started_at" in raw else None,
         unsettled=int(raw["unsettled"]),
+        lost_jobs=int(raw.get("lost_jobs", 0)),
         outcome=Outcome(raw["outcome"]) if "outcome" in raw else None,
     )
 

@@ -28,11 +28,22 @@ T = TypeVar("T")
 
 
 class PacedProvider:
-    """Makes one attempt a call; raises NothingSent when it is not the time for it, in words that stay the same."""
+    """Makes one attempt a call; raises NothingSent when it is not the time for it, in words that stay the same.
 
-    def __init__(self, provider: Provider, limiter: Limiter, *, clock: Callable[[], float] = time.monotonic) -> None:
+    With `tells_limiter` False it keeps a 429 to itself, and creates nothing.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        limiter: Limiter,
+        *,
+        tells_limiter: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._provider = provider
         self._limiter = limiter
+        self._tells_limiter = tells_limiter
         self._clock = clock
         self._paused_until = float("-inf")
         self._waits_from = float("-inf")
@@ -70,5 +81,6 @@ class PacedProvider:
         try:
             return call()
         except (RateLimited, ConcurrencyLimited) as error:
-            self._paused_until = self._clock() + min(self._limiter.note(error), _LONGEST_PAUSE_SECONDS)
+            pause = self._limiter.note(error) if self._tells_limiter else _LONGEST_PAUSE_SECONDS
+            self._paused_until = self._clock() + min(pause, _LONGEST_PAUSE_SECONDS)
             raise

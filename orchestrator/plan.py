@@ -23,6 +23,8 @@ class Enqueue:
     """Put a queued episode's job (back) on the queue."""
 
     episode_id: str
+    lost_jobs: int = 0
+    """How often that was done before, when it was looked at: with more by now, somebody else has done it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,15 @@ class DeleteOrphan:
     """What its tags name, '' when they name none."""
 
 
-Repair = Enqueue | End | Finish | Settle | DeleteOrphan
+@dataclass(frozen=True)
+class Forget:
+    """Drop what RQ keeps of a job that a worker took and did not note as ended, though its episode is."""
+
+    job_id: str
+    queue: str
+
+
+Repair = Enqueue | End | Finish | Settle | DeleteOrphan | Forget
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,8 @@ class Snapshot:
     """Job id of a queued row -> for how long it has been neither waiting nor known to have been taken."""
     unsettled: Sequence[Allocation]
     """Read before `open`, so that an episode of these that is not open has ended."""
+    taken_seconds: Mapping[Forget, float] = field(default_factory=dict)
+    """For how long a job that RQ calls taken has been seen without an open row that names it."""
     lost_trainers: frozenset[str] = frozenset()
     """Trainers of open episodes that have sent no heartbeat for their time."""
     farm_tag: str | None = None
@@ -91,6 +103,8 @@ def plan(view: Snapshot, *, lease_seconds: float) -> list[Repair]:
         if (action := _about(row, view, trusted=trusted)) is not None:
             actions.append(action)
     actions += [Settle(row.allocation_id) for row in view.unsettled if row.episode_id not in open_episodes]
+    # whoever wrote the receipt tells RQ right after it, unless he was killed in between
+    actions += [job for job, seconds in view.taken_seconds.items() if trusted and seconds >= lease_seconds]
     return actions + _orphans(view)
 
 
@@ -107,7 +121,7 @@ def _about(row: OpenEpisode, view: Snapshot, *, trusted: bool) -> Repair | None:
         return End(row.episode_id, Outcome.TRAINER_LOST)
     # a slot that popped the job just before an outage of Redis takes its lease when that is over
     suspected = view.suspected_seconds.get(row.job_id, 0.0) >= SUSPECT_SECONDS
-    return Enqueue(row.episode_id) if trusted and suspected else None
+    return Enqueue(row.episode_id, row.lost_jobs) if trusted and suspected else None
 
 
 def _orphans(view: Snapshot) -> list[Repair]:

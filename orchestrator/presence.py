@@ -5,6 +5,7 @@ What always holds: who has died is forgotten within its time, also when Redis's 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import cast
@@ -13,6 +14,8 @@ from redis import Redis
 
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
+
+_LOOK_SECONDS = 0.1
 
 
 def slot_name(worker_id: str, number: int, start: int = 1) -> str:
@@ -66,6 +69,20 @@ class Presence:
         self._redis.zrem(Keys.WORKERS, worker_id)
         if slots:
             self._redis.zrem(Keys.SLOTS, *slots)
+
+    def beats(self, worker_id: str, *, within_seconds: float) -> bool:
+        """Whether a worker of this id says within that time that it is alive; returns as soon as it has, or has gone.
+
+        Nothing else tells: a killed one's row is there for a while, and its pid may be another's by now.
+        """
+        key, ends = Keys.worker(worker_id), time.monotonic() + within_seconds
+        left = int(self._redis.pttl(key))
+        while left > 0 and time.monotonic() < ends:
+            time.sleep(_LOOK_SECONDS)
+            before, left = left, int(self._redis.pttl(key))
+            if left > before:
+                return True
+        return False
 
     def drop_dead_slots(self) -> int:
         """Forget the slots that have not said lately that they are alive; how many there were."""
@@ -121,8 +138,12 @@ class Presence:
         """Whether the trainer has said so within trainer_lost_seconds."""
         return trainer_id not in self.lost_trainers([trainer_id])
 
-    def lost_trainers(self, trainers: Iterable[str]) -> frozenset[str]:
-        """Those of these trainers that have sent no heartbeat for trainer_lost_seconds."""
+    def lost_trainers(self, trainers: Iterable[str], *, only_look: bool = False) -> frozenset[str]:
+        """Those of these trainers that have sent no heartbeat for trainer_lost_seconds.
+
+        Unless it shall `only_look`, heartbeats of before a step back of Redis's clock are given their time, no more.
+        """
         names = sorted(trainers)
-        answers = self._scripts.run("read_heartbeats", [Keys.trainer(name) for name in names], []) if names else []
+        keys = [Keys.trainer(name) for name in names]
+        answers = self._scripts.run("read_heartbeats", keys, [int(not only_look)]) if names else []
         return frozenset(name for name, alive in zip(names, answers, strict=True) if not alive)

@@ -11,6 +11,7 @@ from typing import Any
 from redis import Redis
 from rq import Queue
 from rq.exceptions import DuplicateJobError
+from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
@@ -20,7 +21,7 @@ from orchestrator.vocabulary import job_id
 JOB_FUNCTION = "workers.jobs.run_episode"
 """The one function that a worker runs; compared whole, since RQ resolves any dotted name it is given."""
 
-_KEEP_SECONDS = 600
+KEEP_SECONDS = 600
 """How long RQ keeps a finished or failed envelope; the receipt is the record, this is for `rq info`."""
 
 _CLEANUP_MARGIN_SECONDS = 60
@@ -66,8 +67,8 @@ class JobQueue:
                 + budgets.cleanup_seconds
                 + _CLEANUP_MARGIN_SECONDS
             ),
-            result_ttl=_KEEP_SECONDS,
-            failure_ttl=_KEEP_SECONDS,
+            result_ttl=KEEP_SECONDS,
+            failure_ttl=KEEP_SECONDS,
             description=f"episode {spec.episode_id} of {spec.task.id}",
         )
         try:
@@ -85,22 +86,56 @@ class JobQueue:
 
     def depths(self) -> dict[str, int]:
         """How many jobs wait, by queue: this one and every other of this database that ever had one."""
-        known = {queue.name for queue in Queue.all(connection=self._redis, serializer=JSONSerializer)}
-        names = sorted(known | {self.rq.name})
+        queues = self.siblings()
         pipeline = self._redis.pipeline(transaction=False)
-        for name in names:
-            pipeline.llen(self.named(name).rq.key)
-        return dict(zip(names, pipeline.execute(), strict=True))
+        for queue in queues:
+            pipeline.llen(queue.rq.key)
+        return dict(zip((queue.rq.name for queue in queues), pipeline.execute(), strict=True))
+
+    def siblings(self) -> list[JobQueue]:
+        """This queue and every other of this database that ever had a job, by name."""
+        known = {queue.name for queue in Queue.all(connection=self._redis, serializer=JSONSerializer)}
+        return [self.named(name) for name in sorted(known | {self.rq.name})]
+
+    def taken(self) -> set[str]:
+        """Ids of the jobs that workers have taken and not noted as ended, by what RQ keeps; the dead are among them."""
+        started = self.rq.started_job_registry.get_job_and_execution_ids(cleanup=False)  # cleaning up would fail jobs
+        return {job for job, _ in started} | set(self.rq.intermediate_queue.get_job_ids())
 
     def withdraw(self, job: str, *, lost: bool = False) -> None:
         """Take a job off the queue. One that somebody has popped keeps its envelope, unless it is `lost` with him.
 
         Not for ever: he may have died with it, and nobody else would tidy it up.
         """
+        if lost:
+            self._forget_taking(job)
         if self.rq.remove(job) or lost:
             self._redis.delete(Job.key_for(job))
         else:
-            self._redis.expire(Job.key_for(job), _KEEP_SECONDS)
+            self._redis.expire(Job.key_for(job), KEEP_SECONDS)
+
+    def forget(self, job: str) -> None:
+        """Drop what RQ keeps of a job that somebody took and will not end; RQ itself would look after ten minutes.
+
+        The envelope of one that RQ has noted as ended stays until it expires. A worker that lives after all finds
+        nothing and writes nothing that stays.
+        """
+        self._forget_taking(job)
+        self.rq.remove(job)
+        if self._redis.ttl(Job.key_for(job)) < 0:
+            self._redis.delete(Job.key_for(job))
+
+    def _forget_taking(self, job: str) -> None:
+        """Only the orchestrator's Redis user may: these keys are the workers'."""
+        registry = self.rq.started_job_registry
+        pipeline = self._redis.pipeline(transaction=False)
+        for name, execution in registry.get_job_and_execution_ids(cleanup=False):
+            if name == job:
+                pipeline.zrem(registry.key, f"{job}:{execution}")
+                pipeline.delete(Execution(execution, job, self._redis).key)
+        pipeline.delete(ExecutionRegistry(job, self._redis).key)
+        pipeline.lrem(self.rq.intermediate_queue_key, 0, job)
+        pipeline.execute()
 
 
 def refusal(fields: dict[str, Any], func_name: str | None) -> str | None:

@@ -23,7 +23,7 @@ from orchestrator.errors import FarmError, LeaseLost, ProviderError
 from orchestrator.ledger import Ledger
 from orchestrator.limiter import Limiter
 from orchestrator.pacing import PacedProvider
-from orchestrator.plan import DeleteOrphan, End, Enqueue, Finish, Repair, Settle, Snapshot, plan
+from orchestrator.plan import DeleteOrphan, End, Enqueue, Finish, Forget, Repair, Settle, Snapshot, plan
 from orchestrator.presence import Presence
 from orchestrator.provider import Provider, SandboxRow
 from orchestrator.queue import JobQueue
@@ -49,6 +49,8 @@ class Report:
     settled: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     """Sandboxes that were deleted because they were ours and nobody's."""
+    forgotten: list[str] = field(default_factory=list)
+    """Jobs of episodes that are over, which RQ still called taken."""
     failures: dict[tuple[Kind, str], str] = field(default_factory=dict)
 
     @property
@@ -58,12 +60,15 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """As `rollout-farm reconcile` prints it."""
-        done = {name: getattr(self, name) for name in ("enqueued", "finished", "settled", "orphans")}
+        done = {name: getattr(self, name) for name in ("enqueued", "finished", "settled", "orphans", "forgotten")}
         return {**done, "unresolved": self.unresolved}
 
 
 class Reconciler:
-    """Looks, plans and applies; `name` identifies this process as an owner of seized leases."""
+    """Looks, plans and applies; `name` identifies this process as an owner of seized leases.
+
+    With `only_looks` nothing is ever written to Redis or asked of the provider but its list, and `run_once` raises.
+    """
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class Reconciler:
         lease_seconds: float,
         create_answer_seconds: float = 10.0,
         sweep_seconds: float = 10.0,
+        only_looks: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -85,12 +91,15 @@ class Reconciler:
         self._presence = presence
         self._queue = queue
         self._limiter = limiter
-        self._provider = PacedProvider(provider, limiter, clock=clock)
+        self._only_looks = only_looks
+        self._provider = PacedProvider(provider, limiter, tells_limiter=not only_looks, clock=clock)
         self._settlement = Settlement(ledger, self._provider, create_answer_seconds=create_answer_seconds)
         self._lease_seconds = lease_seconds
         self._sweep_seconds = sweep_seconds
         self._watched_since = ledger.now()
         self._suspected: dict[str, float] = {}
+        self._taken: dict[Forget, float] = {}
+        """Jobs that were over and still taken when the last sweep looked -> since when, on our clock."""
         self._swept = float("-inf")
         self._list_failure: str | None = None
         self._clock = clock
@@ -127,10 +136,12 @@ class Reconciler:
         self._note_pause(now)  # before the list: the provider's slowness is no outage of Redis
         sandboxes = self._list() if due else []
         self._looked = self._clock()
-        return self._look(sandboxes=sandboxes, now=now)
+        return self._look(sandboxes=sandboxes, now=now, sweep=due)
 
     def run_once(self, *, leading: Callable[[], bool] = lambda: True) -> Report:
         """Look, plan, apply; stops early when `leading`, asked before each action, says that another leads."""
+        if self._only_looks:
+            raise RuntimeError("this reconciler only looks")
         report = Report()
         view = self.look()
         for action in plan(view, lease_seconds=self._lease_seconds):
@@ -149,11 +160,12 @@ class Reconciler:
         self._ledger.unresolved.replace(report.failures, now=self._ledger.now())
         return report
 
-    def _look(self, *, sandboxes: list[SandboxRow], now: float | None = None) -> Snapshot:
+    def _look(self, *, sandboxes: list[SandboxRow], now: float | None = None, sweep: bool = False) -> Snapshot:
         if now is None:
             now = self._ledger.now()
             self._note_pause(now)
             self._looked = self._clock()
+        taken = self._taken_jobs() if sweep else set(self._taken)
         unsettled = self._ledger.allocations.unsettled()
         rows = self._ledger.open_rows()  # after those: an episode that begins meanwhile has none among them
         queues = {row.queue for row in rows}
@@ -161,6 +173,8 @@ class Reconciler:
         queued = {row.job_id for row in rows if row.state is EpisodeState.QUEUED}
         clock = self._clock()
         self._suspected = {job: self._suspected.get(job, clock) for job in queued - waiting}
+        named = {row.job_id for row in rows}
+        self._taken = {job: self._taken.get(job, clock) for job in taken if job.job_id not in named}
         return Snapshot(
             now=now,
             watched_since=self._watched_since,
@@ -168,11 +182,17 @@ class Reconciler:
             lease_ends=self._ledger.lease_ends(),
             suspected_seconds={job: clock - since for job, since in self._suspected.items()},
             unsettled=unsettled,
-            lost_trainers=self._presence.lost_trainers({row.trainer_id for row in rows if row.trainer_id}),
+            taken_seconds={job: clock - since for job, since in self._taken.items()} if sweep else {},
+            lost_trainers=self._presence.lost_trainers(
+                {row.trainer_id for row in rows if row.trainer_id}, only_look=self._only_looks
+            ),
             farm_tag=self._ledger.known_farm_tag(),
             sandboxes=sandboxes,
             kept_orphans=self._ledger.unresolved.orphans(),
         )
+
+    def _taken_jobs(self) -> set[Forget]:
+        return {Forget(job, queue.rq.name) for queue in self._queue.siblings() for job in queue.taken()}
 
     def _note_pause(self, now: float) -> None:
         clock = self._clock()
@@ -207,8 +227,8 @@ class Reconciler:
 
     def _apply(self, action: Repair, report: Report) -> None:
         match action:
-            case Enqueue(episode_id):
-                self._enqueue(episode_id, report)
+            case Enqueue(episode_id, lost_jobs):
+                self._enqueue(episode_id, lost_jobs, report)
             case End(episode_id, outcome):
                 self._end(episode_id, outcome, report)
             case Finish(episode_id):
@@ -221,22 +241,27 @@ class Reconciler:
                 if self._settlement.delete_orphan(action):
                     logger.warning("orphan deleted", extra={"sandbox": sandbox_id})
                     report.orphans.append(sandbox_id)
+            case Forget(job_id, queue):
+                self._queue.named(queue).forget(job_id)
+                self._taken.pop(action, None)
+                report.forgotten.append(job_id)
 
-    def _enqueue(self, episode_id: str, report: Report) -> None:
+    def _enqueue(self, episode_id: str, lost_jobs: int, report: Report) -> None:
         row = self._ledger.row(episode_id)
-        if row is None or row.state is not EpisodeState.QUEUED:
+        if row is None or row.state is not EpisodeState.QUEUED or row.lost_jobs != lost_jobs:
             return
         try:
             spec = row.spec
         except FarmError:
             self._end(episode_id, Outcome.WORKER_LOST, report, detail="its job was lost and cannot be made again")
             return
-        if self._ledger.count_lost_job(episode_id) > _LOST_JOBS:
+        if lost_jobs >= _LOST_JOBS:
             self._end(episode_id, Outcome.WORKER_LOST, report)  # whoever takes this job dies of it
             return
         queue = self._queue.named(row.queue)
         queue.withdraw(row.job_id, lost=True)
         queue.enqueue(spec, row.attempt)
+        self._ledger.count_lost_job(episode_id, counted=lost_jobs)  # last: a round that is cut short counts none
         self._suspected.pop(row.job_id, None)
         report.enqueued.append(episode_id)
 
@@ -263,6 +288,7 @@ class Reconciler:
         except LeaseLost as error:
             report.failures[Kind.EPISODE, episode_id] = str(error)
         else:
+            self._queue.named(row.queue).forget(row.job_id)  # nobody lives who would tell RQ that the job is over
             report.finished.append(episode_id)
 
     def _over(self, episode_id: str) -> bool:
@@ -286,3 +312,5 @@ def _named(action: Repair) -> tuple[Kind, str]:
             return Kind.SANDBOX, sandbox_id
         case Enqueue(episode_id) | End(episode_id) | Finish(episode_id):
             return Kind.EPISODE, episode_id
+        case Forget(job_id):
+            return Kind.EPISODE, job_id.rpartition("-a")[0]

@@ -56,6 +56,8 @@ class EpisodeRow:
     started_at: float | None
     unsettled: int
     outcome: Outcome | None
+    lost_jobs: int = 0
+    """How often its job was lost and enqueued again."""
 
     @property
     def task_id(self) -> str:
@@ -94,6 +96,8 @@ class OpenEpisode:
     """Whether somebody asked for its end."""
     queue: str = ""
     """Name of the queue that its job belongs on, '' when the row does not say."""
+    lost_jobs: int = 0
+    """How often its job was lost and enqueued again."""
 
 
 @dataclass(frozen=True)

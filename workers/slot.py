@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from types import FrameType
 
@@ -25,7 +26,7 @@ from rq.worker import WorkerStatus
 from rq.worker_registration import register
 
 from orchestrator.connection import BLOCK_SECONDS, client, make_impatient
-from orchestrator.queue import EXECUTABLE_EXTRAS, refusal
+from orchestrator.queue import EXECUTABLE_EXTRAS, KEEP_SECONDS, refusal
 from orchestrator.settings import Settings
 from workers import jobs
 from workers.parentage import die_with_parent
@@ -57,6 +58,7 @@ class SlotWorker(Worker):
         for name in EXECUTABLE_EXTRAS:  # failing a job would retry it, call back, send webhooks
             attribute = _attribute(blank, name)
             setattr(job, attribute, getattr(blank, attribute))
+        job.failure_ttl = KEEP_SECONDS  # where it names none, or "for ever", RQ keeps what it writes about it for ever
         execution = self.prepare_execution(job)
         self.handle_job_failure(job, queue, exc_string=f"refused: {reason}", execution=execution)
 
@@ -173,6 +175,19 @@ def worker_of(settings: Settings, slot_id: str) -> SlotWorker:
         job_monitoring_interval=5,
         worker_ttl=BLOCK_SECONDS + _RQ_MARGIN_SECONDS,
     )
+
+
+def free_name(settings: Settings, names: Iterable[str]) -> str:
+    """The first of these under which RQ lists no living worker.
+
+    A killed worker's stay listed for a minute, and RQ refuses a second of the name: one started again at once, under
+    the same id, would otherwise see its slots die of that.
+    """
+    prefix = SlotWorker.redis_worker_namespace_prefix
+    with client(settings, text=False) as connection:
+        return next(
+            name for name in names if not connection.exists(prefix + name) or connection.hexists(prefix + name, "death")
+        )
 
 
 def run_slot(context: jobs.SlotContext) -> None:

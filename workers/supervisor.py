@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from itertools import count
 from types import FrameType
 
 from redis.exceptions import RedisError
@@ -25,7 +26,7 @@ from orchestrator.settings import Budgets, Settings
 from orchestrator.vocabulary import SLOTS_PER_WORKER
 from workers.children import Child, reap
 from workers.jobs import SlotContext
-from workers.slot import run_slot
+from workers.slot import free_name, run_slot
 from workers.terminus.client import TerminusSession
 from workers.terminus.server import serve
 
@@ -120,7 +121,7 @@ class Supervisor:
     def _slot_main(self, number: int) -> Callable[[int], None]:
         def main(start: int) -> None:
             self._listener.close()
-            name = slot_name(self._worker_id, number, start)
+            name = free_name(self._settings, (slot_name(self._worker_id, number, n) for n in count(start)))
             run_slot(
                 SlotContext(
                     self._settings,

@@ -27,7 +27,13 @@ def register(app: typer.Typer) -> None:
 
 _Tokens = Annotated[int, typer.Option(min=1, help="Of an episode, observations included, as in training.")]
 _Live = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="Episodes live at once; by default all slots, at most --batch.")
+    int | None,
+    typer.Option(
+        min=1,
+        max=1024,
+        help="Episodes live at once; by default all slots, at most --batch. More than --batch wait for the model, in "
+        "their own time; more than slots wait for their turn.",
+    ),
 ]
 _Retry = Annotated[bool, typer.Option("--retry-failed", help="Run episodes again that ended without a score.")]
 _Output = Annotated[Path, typer.Option(help="Directory for results.jsonl and report.json; named again, it goes on.")]

@@ -102,7 +102,7 @@ def reconcile(
 
     settings = connected_settings()
     start_logging(settings)
-    name, redis, reconciler = _reconciler(settings)
+    name, redis, reconciler = _reconciler(settings, only_looks=dry_run)
     reconciler.watch(settings.lease_lost_seconds)
     if dry_run:
         actions = plan(reconciler.look(sweep=True), lease_seconds=settings.lease_lost_seconds)
@@ -148,7 +148,7 @@ def _make_page(lookout: Lookout, path: str) -> ASGIApp:
     return make_page(lookout, path)
 
 
-def _reconciler(settings: Settings) -> tuple[str, Redis, Reconciler]:
+def _reconciler(settings: Settings, *, only_looks: bool = False) -> tuple[str, Redis, Reconciler]:
     import secrets
 
     from deploy.commands.resolve import provider_of
@@ -169,5 +169,6 @@ def _reconciler(settings: Settings) -> tuple[str, Redis, Reconciler]:
             provider=provider_of(settings),
             lease_seconds=settings.lease_lost_seconds,
             create_answer_seconds=2 * settings.budgets.create_request_seconds,
+            only_looks=only_looks,
         ),
     )

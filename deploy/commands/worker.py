@@ -28,8 +28,10 @@ def worker(
 ) -> None:
     """Run episodes from the queue, two at a time in each worker, until SIGTERM or Ctrl-C; then drain and leave.
 
-    A second signal closes what still runs instead of finishing it.
+    A second signal closes what still runs instead of finishing it. Where a worker of this --id was there just before,
+    this first looks whether that one still lives: for FARM_LEASE_LOST_SECONDS at most (12 s).
     """
+    import logging
     import re
     import secrets
     import socket
@@ -46,10 +48,15 @@ def worker(
     if not re.fullmatch(r"[a-z0-9-]{1,40}", name):
         raise SettingsError(f"--id {name!r}: a worker's id is 1 to 40 of a-z, 0-9 and '-'")
 
-    for row in open_farm(settings).presence.workers():
-        if row.worker_id in (name, f"{name}-1") and (row.host != socket.gethostname() or is_running(row.pid)):
+    presence = open_farm(settings).presence
+    for row in presence.workers():
+        if row.worker_id not in (name, f"{name}-1") or (row.host == socket.gethostname() and not is_running(row.pid)):
+            continue
+        logging.getLogger(__name__).info("a worker of this id was there just before: looking whether it still lives")
+        if presence.beats(row.worker_id, within_seconds=settings.lease_lost_seconds):
             raise SettingsError(
-                f"--id {name}: worker {row.worker_id} on {row.host} is alive (pid {row.pid}); take another"
+                f"--id {name}: worker {row.worker_id} on {row.host} is alive (pid {row.pid}); "
+                "take another id, or end that one first"
             )
 
     from workers.crew import run_crew

@@ -1,7 +1,8 @@
 """Creations against a provider that refuses more than five a second: what share of that is used, what share is wasted.
 
 Eight worker processes of two slots each, over one Redis, with the real SDK (creator.py) against a metered provider
-(tests/support/metered.py: a token bucket of five a second that holds five). Everything is read from the provider's own
+(tests/support/metered.py: a token bucket of five a second that holds five, and once one that holds a single one, as of
+a provider that lets no burst pass). Everything is read from the provider's own
 log, from its first creation on, learning included. The ceiling is all that its bucket can give in that time: the rate,
 and the burst that it holds at the beginning. In a last run nothing but the farm's own low limit of
 running sandboxes binds: the provider's log shows that there are never more.
@@ -66,14 +67,17 @@ def creation_ceiling(
     workers: int = _WORKERS,
     limit: int = _LIMIT,
 ) -> list[Row]:
-    """Rows of four ways to create against the same provider, and of a limit that only the farm enforces."""
+    """Rows of four ways to create against the same provider, of one without burst, and of a limit that only the farm
+    enforces."""
     exact = measure("farm", rate=_CEILING, seconds=seconds, workers=workers)
+    burstless = measure("farm", rate=_CEILING, seconds=seconds, workers=workers, burst=1)
     double = measure("farm", rate=2 * _CEILING, seconds=seconds, workers=workers)
     unset = measure("farm", rate=0, seconds=seconds, workers=workers)
     sdk = measure("sdk", rate=0, seconds=sdk_seconds, workers=workers)
     limited = under_limit(limit, seconds=limit_seconds, workers=workers)
     return [
         *_rows("configured at the ceiling", exact, Goal(">=", 98), Goal("<=", 1)),
+        *_rows("configured at the ceiling, burst 1", burstless, None, None),
         *_rows("configured twice too high", double, Goal(">=", 90), Goal("<=", 3)),
         *_rows("no rate configured", unset, None, None),
         *_rows("the SDK's own retries instead", sdk, None, None),

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.chaos.plant import Target
 from tests.chaos.round import FAULTS, play
 
 
@@ -33,8 +34,10 @@ def main() -> int:
                 rest_seconds=tuple(options.rest),
                 faults=FAULTS if options.faults else {},
             )
-        print(f"seed {outcome.seed}: {sum(outcome.outcomes.values())} receipts in {outcome.seconds:.0f} s")
-        print(f"  blows: {dict(outcome.blows)}; starts: {outcome.restarts}")
+        receipts, solved = sum(outcome.outcomes.values()), outcome.outcomes["solved"]
+        print(f"seed {outcome.seed}: {receipts} receipts, {solved} solved, in {outcome.seconds:.0f} s")
+        fell = [f"{kind} {outcome.blows[kind]}" for kind in Target]
+        print(f"  blows that fell: {', '.join(fell)}; starts: {outcome.restarts}")
         print(f"  sandboxes: {outcome.sandboxes}")
         print(f"  outcomes: {dict(outcome.outcomes)}")
         print(*(f"  VIOLATED: {problem}" for problem in outcome.violations), sep="\n")

@@ -46,6 +46,23 @@ def violations(reading: Reading) -> list[str]:
     ]
 
 
+def shows_nothing(outcomes: Mapping[str, int], blows: Mapping[str, int], planned: Iterable[str]) -> list[str]:
+    """Why a round proves less than it seems to, whatever held in it: episodes by outcome, blows by kind that fell.
+
+    `planned` are the kinds that had to fall.
+    """
+    found = []
+    if not outcomes.get(Outcome.SOLVED):
+        ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "none ended at all"
+        found.append(f"no episode was solved ({ended}): what is not hit has to go on")
+    found += [
+        f"no blow ever fell on {kind}: the round was over before, or there was never one to strike"
+        for kind in planned
+        if not blows.get(kind)
+    ]
+    return found
+
+
 def _receipts(reading: Reading) -> Iterable[str]:
     announced = Counter(reading.announced)
     for episode in reading.expected:

@@ -105,13 +105,13 @@ class Plant:
         wait_until(lambda: len(farm.presence.workers()) >= self._count, description="the workers are up", seconds=60)
 
     def strike(self, target: Target, random: Random) -> int | None:
-        """Kill one process of this kind, whichever `random` says; its pid, or None when there is none just now."""
+        """Kill one process of this kind, whichever `random` says; its pid, or None when nothing was hit just now."""
         pids = list(self._pids(target))
         if not pids:
             return None
         pid = random.choice(pids)
         self._look()
-        with suppress(ProcessLookupError):
+        try:
             if target is Target.FREEZE:
                 horse = next((one for one in descendants(pid) if one[0] == pid), None)
                 if horse is None or horse in self._frozen:
@@ -120,6 +120,8 @@ class Plant:
                 self._frozen[horse] = time.monotonic() + _FROZEN_SECONDS
             else:
                 os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return None  # it went by itself
         return pid
 
     @property

@@ -16,11 +16,12 @@ from orchestrator.keys import Keys
 from orchestrator.provider import Provider
 from orchestrator.records import Allocation
 from orchestrator.unresolved import ORPHANS_DELETED
-from tests.chaos.invariants import Reading, violations
+from tests.chaos.invariants import Reading, shows_nothing, violations
 from tests.chaos.plant import Plant, Target, plant
 from tests.chaos.reading import read
 from tests.chaos.service_log import ServiceLog, contradictions
 from tests.chaos.traffic import Traffic, drive
+from tests.support.redis_server import leaks
 from workers.sandboxes.provider import E2BProvider
 
 _TARGETS = (
@@ -34,6 +35,9 @@ _TARGETS = (
     (Target.FREEZE, 2),
 )
 """What blows fall on, with weights: a dead service ends every episode that runs, so it is struck less often."""
+
+_EVERY_KIND_EPISODES = 100
+"""From so many episodes on a round lasts long enough for every kind of blow; then each has to have fallen."""
 
 _SETTLE_SECONDS = 150.0
 """For what was left open when the last receipt came: at most a first lifetime and a create request's patience."""
@@ -97,11 +101,13 @@ def play(
         left |= farm_plant.stop_servers()
     problems = violations(reading) + contradictions(log.lives, rows, limit=farm_plant.settings.concurrency_limit)
     problems += [f"left: {kind}: {item}" for kind, items in left.items() for item in items]
+    outcomes = Counter(str(settled.receipt.outcome) for settled in reading.receipts.values())
+    problems += shows_nothing(outcomes, blows, list(Target) if episodes >= _EVERY_KIND_EPISODES else [])
     return Outcome(
         seed,
         time.monotonic() - began,
         blows,
-        Counter(str(settled.receipt.outcome) for settled in reading.receipts.values()),
+        outcomes,
         farm_plant.starts,
         {
             "created": sum(event["event"] == "created" for life in log.lives for event in life.events),
@@ -138,7 +144,8 @@ def _await_quiet(farm: Farm, farm_plant: Plant, provider: Provider) -> None:
             return False
         if farm.redis.zcard(Keys.CREATORS):  # of whoever was killed there, until its silence is long
             return False
-        return not provider.list({"farm": tag})  # an orphan waits for its sweep
+        # an orphan waits for its sweep, and RQ is told of a job's end just after the receipt
+        return not provider.list({"farm": tag}) and not leaks(farm.redis)
 
     farm_plant.mend()
     while not settled() and time.monotonic() < ends:

@@ -26,6 +26,7 @@ def test_creations_against_a_metered_provider_can_be_measured() -> None:
         row.name: row.value for row in creation_ceiling(seconds=1, sdk_seconds=1, limit_seconds=2, workers=2, limit=2)
     }
     assert rows["creations, configured at the ceiling: of the ceiling"] > 0
+    assert rows["creations, configured at the ceiling, burst 1: of the ceiling"] > 0
     assert rows["creations, the SDK's own retries instead: of the ceiling"] > 0
     assert 1 <= rows["sandboxes at once, limit 2: highest in the provider's log"] <= 2
 

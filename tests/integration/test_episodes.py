@@ -25,7 +25,7 @@ from orchestrator.mailbox import Mailbox, Result
 from orchestrator.pool import Pool
 from orchestrator.records import Script
 from orchestrator.settings import Budgets, Settings
-from orchestrator.vocabulary import EpisodeState, Outcome
+from orchestrator.vocabulary import EpisodeState, Outcome, job_id
 from tests.support.bare_farm import TASK, TinySlot, a_receipt, farm_settings, leased, opened_farm
 from tests.support.waiting import wait_until
 
@@ -309,6 +309,7 @@ def deserted(pool: Pool) -> Iterator[Episode]:
     mailbox = Mailbox(pool.redis, spec.episode_id)
     mailbox.finish(0, lease.token, Result(text="ready"))
     queue = pool._queue
+    queue.forget(job_id(spec.episode_id, 1))
     yield Episode(spec, mailbox, pool.ledger, Finished(pool.redis, spec.run_id), queue, lease_lost_seconds=0.05)
     pool.ledger.commit(a_receipt(spec, Outcome.WORKER_LOST), lease.token)
 

@@ -7,16 +7,19 @@ import threading
 
 import pytest
 
-from orchestrator.errors import InfrastructureLost
+from orchestrator.errors import EpisodeAborted, InfrastructureLost
 from orchestrator.keys import Keys
 from orchestrator.provider import Sandbox
-from orchestrator.vocabulary import Outcome
+from orchestrator.vocabulary import Outcome, Role
+from tests.support.bare_farm import a_receipt, a_request
 from tests.support.e2b_local import sandbox_request
 from tests.support.farm import Field, open_field
 from tests.support.faults import BOTH, ServiceFaults, reconciled, solvable
 from tests.support.ground import KEY, Ground
+from tests.support.line import running
 from tests.support.policies import candidate, repaired, script
 from tests.support.waiting import wait_until
+from workers.allocator import Allocator
 from workers.sandboxes.provider import E2BProvider
 
 pytest_plugins = ["tests.support.farm", "tests.support.faults"]
@@ -67,6 +70,33 @@ def test_a_creation_that_is_always_rejected_ends_its_episode_with_the_cause(
     attempts = faults.statuses(f"{spec.episode_id}-a1-{role}")
     assert attempts == [429] * len(attempts)
     assert 1 <= len(attempts) <= 5
+
+
+def test_a_creation_is_attempted_thirty_times_and_no_more_however_short_the_pauses(
+    field: Field, faults: ServiceFaults
+) -> None:
+    """The limiter makes minutes of them; here what it has learned is forgotten before each."""
+    faults.set(rate_limited="always")
+    spec, lease = running(field.farm)
+    allocator = Allocator(
+        spec.episode_id,
+        lease.token,
+        allocations=field.farm.ledger.allocations,
+        limiter=field.farm.limiter,
+        provider=field.provider,
+        check=lambda: field.farm.limiter.change(reset=True),
+        cleanup_seconds=1,
+    )
+    with pytest.raises(EpisodeAborted, match=r"no sandbox could be created: .*RateLimitException") as ended:
+        allocator.create(
+            Role.POLICY,
+            a_request(spec),
+            lambda request: (field.provider.create(request).sandbox_id, None),
+            wait_seconds=120,
+        )
+    assert ended.value.outcome is Outcome.DEADLINE
+    assert faults.statuses(a_request(spec).allocation_id) == [429] * 30
+    field.farm.ledger.commit(a_receipt(spec, Outcome.DEADLINE), lease.token)
 
 
 def test_an_episode_cancelled_between_two_attempts_holds_nothing(field: Field, faults: ServiceFaults) -> None:
@@ -125,6 +155,9 @@ def test_a_place_is_not_used_again_while_the_provider_still_counts_the_old_sandb
     waits = [later["time"] - sooner["time"] for sooner, later in pairs if later["event"] == "created"]
     assert len(waits) == 3
     assert min(waits) >= 1
+    names = [f"{spec.episode_id}-a1-{role}" for spec in specs for role in BOTH]
+    refused = {name: faults.statuses(name).count(429) for name in names}
+    assert max(refused.values()) <= 2, f"the provider was asked again and again: {refused}"
 
 
 # time

@@ -27,7 +27,7 @@ from tests.support.farm import Field, open_field
 from tests.support.ground import Ground
 from tests.support.policies import candidate, repaired, script
 from tests.support.processes import worker_environment
-from tests.support.redis_server import dump
+from tests.support.redis_server import exact
 
 pytest_plugins = ["tests.support.farm"]
 
@@ -235,11 +235,11 @@ def test_reconcile_by_hand_does_what_its_dry_run_said_and_that_changed_nothing(g
         orphan = field.provider.create(CreateRequest("orphan-a1-policy", "base", 60, False, {"farm": tag}))
         foreign = field.provider.create(CreateRequest("foreign-a1-policy", "base", 60, False, {"farm": "another"}))
         try:
-            before, there = dump(field.farm.redis), field.provider.list({})
+            before, there = exact(field.farm.redis), field.provider.list({})
             planned = json.loads(succeed(field, tmp_path, "reconcile", "--dry-run"))
             assert [action["action"] for action in planned] == ["finish", "deleteorphan"]
             assert planned[1]["sandbox_id"] == orphan.sandbox_id
-            assert dump(field.farm.redis) == before
+            assert exact(field.farm.redis) == before
             assert field.provider.list({}) == there
 
             rival = Leadership(field.farm.redis, "orchestrator-rival")
@@ -256,6 +256,7 @@ def test_reconcile_by_hand_does_what_its_dry_run_said_and_that_changed_nothing(g
                 "finished": [spec.episode_id],
                 "settled": [row.allocation_id],
                 "orphans": [orphan.sandbox_id],
+                "forgotten": [],
                 "unresolved": {},
             }
             assert [box.sandbox_id for box in field.provider.list({"farm": "another"})] == [foreign.sandbox_id]

@@ -35,6 +35,7 @@ def contend(url, name, rounds, limit, highest):
             spec, lease = leased(farm, a_spec(f"e-{name}-{number}"))
             admit(farm, spec.episode_id)
             highest.append(farm.redis.incr("test:held"))
+            farm.redis.expire("test:held", 60)
             highest.append(farm.redis.zcard("farm:permits"))
             farm.redis.decr("test:held")
             farm.ledger.commit(a_receipt(spec), lease.token)

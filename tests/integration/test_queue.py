@@ -64,6 +64,7 @@ def test_enqueueing_twice_is_one_job(farm: Farm, raw: Redis) -> None:
     raw.lpop(farm.queue.rq.key)
     farm.queue.enqueue(spec)
     assert farm.queue.depth() == 0, "somebody has taken it: it is not put back"
+    farm.queue.forget(job_id(spec.episode_id, 1))
 
 
 def test_attempts_are_jobs_of_their_own(farm: Farm) -> None:
@@ -96,6 +97,7 @@ def test_waiting_names_what_lies_in_the_queue(farm: Farm, raw: Redis) -> None:
     assert farm.queue.waiting() == {job_id(spec.episode_id, 1)}
     raw.lpop(farm.queue.rq.key)
     assert farm.queue.waiting() == set()
+    farm.queue.forget(job_id(spec.episode_id, 1))
 
 
 def test_a_lost_job_can_be_enqueued_again(farm: Farm) -> None:

@@ -8,18 +8,19 @@ from collections.abc import Mapping
 import pytest
 from redis import Redis
 
-from orchestrator.errors import OutcomeUnknown
+from orchestrator.errors import OutcomeUnknown, RateLimited
 from orchestrator.keys import Keys
 from orchestrator.plan import DeleteOrphan, plan
 from orchestrator.provider import SandboxRow
 from orchestrator.reconciler import Report
 from orchestrator.status import Status, read_status
 from orchestrator.unresolved import Kind
-from orchestrator.vocabulary import AllocationState, Outcome, Role, allocation_id
-from tests.support.bare_farm import a_receipt, a_request, intended, leased
+from orchestrator.vocabulary import AllocationState, Drive, Outcome, Role, allocation_id
+from tests.support.bare_farm import a_receipt, a_request, a_spec, intended, leased
+from tests.support.clocked import age_by_step
 from tests.support.fake_provider import FakeProvider
 from tests.support.reconcilers import LEASE_SECONDS
-from tests.support.redis_server import dump
+from tests.support.redis_server import exact
 from tests.support.scene import Scene
 
 pytest_plugins = ["tests.support.scene"]
@@ -248,14 +249,28 @@ def test_a_dry_run_plans_everything_and_changes_nothing(scene: Scene, redis: Red
     foreign = scene.provider.add({"farm": "another-farm"})
     scene.farm.ledger.open(lost.model_copy(update={"episode_id": "e-queued"}))
     scene.farm.ledger.cancel("e-queued")
-    before, running = dump(redis), dict(scene.provider.running)
+    remote, lease = leased(
+        scene.farm, a_spec(drive=Drive.REMOTE, policy=None, trainer_id="trainer-1"), lease_seconds=3600
+    )
+    scene.farm.presence.beat_trainer("trainer-1")
+    age_by_step(redis, Keys.trainer("trainer-1"))  # a heartbeat that a round which acts would cut short
+    dry = scene.watcher("dry", only_looks=True)
+    scene.pass_time(LEASE_SECONDS)
+    before, running = exact(redis), dict(scene.provider.running)
     calls = (list(scene.provider.deleted), list(scene.provider.created))
-    actions = plan(scene.reconciler.look(sweep=True), lease_seconds=LEASE_SECONDS)
+    dry.watch(0.01)
+    actions = plan(dry.look(sweep=True), lease_seconds=LEASE_SECONDS)
     assert [type(action).__name__ for action in actions] == ["Finish", "End", "DeleteOrphan"]
     assert actions[-1] == DeleteOrphan(orphan, "e-gone-a1-policy")
-    assert dump(redis) == before
+    scene.provider.refuse_list = RateLimited("429", retry_after_seconds=30)
+    dry.look(sweep=True)
+    assert exact(redis) == before
     assert scene.provider.running == running
     assert (scene.provider.deleted, scene.provider.created) == calls
+    with pytest.raises(RuntimeError, match="only looks"):
+        dry.run_once()
+    scene.provider.refuse_list = None
+    scene.farm.ledger.commit(a_receipt(remote), lease.token)
     sweep(scene)
     assert list(scene.provider.running) == [foreign]
     assert scene.receipt(lost).outcome is Outcome.WORKER_LOST

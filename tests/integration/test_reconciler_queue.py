@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from redis import Redis
+from rq import Queue, Worker
+from rq.executions import Execution
 from rq.job import Job
+from rq.serializers import JSONSerializer
 
 from orchestrator.keys import Keys
 from orchestrator.reconciler import Report
+from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import Drive, Outcome, job_id
 from tests.support.bare_farm import a_receipt, a_spec, leased, opened_farm
 from tests.support.reconcilers import LEASE_SECONDS
+from tests.support.redis_server import leaks
 from tests.support.scene import Scene
 
 pytest_plugins = ["tests.support.scene"]
@@ -57,6 +62,7 @@ def test_a_job_popped_by_a_worker_that_died_is_enqueued_again(scene: Scene, redi
     assert lease is not None
     assert scene.farm.ledger.take(spec.episode_id, 1, "the dead one, after all", lease_seconds=30) is None
     scene.farm.ledger.commit(a_receipt(spec), lease.token)
+    scene.farm.queue.forget(job_id(spec.episode_id, 1))
 
 
 def test_a_job_that_was_only_slow_to_be_taken_is_not_enqueued_again(scene: Scene, redis: Redis) -> None:
@@ -71,6 +77,7 @@ def test_a_job_that_was_only_slow_to_be_taken_is_not_enqueued_again(scene: Scene
     scene.pass_time(9)
     assert scene.round() == Report()
     scene.farm.ledger.commit(a_receipt(spec), lease.token)
+    scene.farm.queue.forget(job_id(spec.episode_id, 1))
 
 
 def test_a_deferred_episode_whose_slot_died_before_enqueueing_is_enqueued_under_its_next_job(scene: Scene) -> None:
@@ -173,3 +180,103 @@ def test_a_first_round_after_watching_judges_at_once(scene: Scene) -> None:
     assert reconciler.run_once() == Report()
     reconciler.watch(LEASE_SECONDS)
     assert reconciler.run_once().finished == [lost.episode_id]
+
+
+def taken(scene: Scene, spec: EpisodeSpec) -> Execution:
+    """What RQ keeps when one of its workers has taken the job, up to the horse."""
+    queue = scene.farm.queue.rq
+    worker = Worker([queue], name=f"w-{spec.episode_id}", connection=queue.connection, serializer=JSONSerializer)
+    scene.farm.queue.enqueue(spec)
+    job = Queue.dequeue_any([queue], None, connection=queue.connection, serializer=JSONSerializer)
+    assert job is not None
+    execution = worker.prepare_execution(job[0])
+    worker.prepare_job_execution(job[0], remove_from_intermediate_queue=True)
+    return execution
+
+
+def test_nothing_of_rq_is_left_of_a_job_whose_worker_was_killed(scene: Scene, redis: Redis) -> None:
+    spec, _, _ = scene.started()
+    execution = taken(scene, spec)
+    job = job_id(spec.episode_id, 1)
+    assert redis.ttl(Job.key_for(job)) == -1, "it would stay for ever"
+    assert redis.zrange("rq:wip:episodes", 0, -1) == [execution.composite_key]
+    scene.kill(spec)
+    assert scene.round().finished == [spec.episode_id]
+    assert [name for name in redis.scan_iter() if job in name and redis.ttl(name) == -1] == []
+    assert not redis.exists("rq:wip:episodes", execution.key)
+    assert leaks(redis) == []
+
+
+def test_a_job_whose_worker_died_before_the_lease_is_enqueued_as_if_nobody_had_taken_it(
+    scene: Scene, redis: Redis
+) -> None:
+    """Otherwise RQ would after a minute take it for stuck where it was, and fail it while it waits."""
+    spec = a_spec()
+    scene.farm.ledger.open(spec)
+    taken(scene, spec)
+    redis.rpush(scene.farm.queue.rq.intermediate_queue_key, job_id(spec.episode_id, 1))
+    scene.round()
+    scene.pass_time(10.5)
+    assert scene.round().enqueued == [spec.episode_id]
+    assert scene.farm.queue.waiting() == {job_id(spec.episode_id, 1)}
+    assert not redis.exists("rq:wip:episodes", scene.farm.queue.rq.intermediate_queue_key)
+
+
+def test_a_job_whose_worker_was_killed_between_its_receipt_and_rqs_note_is_forgotten(
+    scene: Scene, redis: Redis
+) -> None:
+    spec, lease = leased(scene.farm)
+    taken(scene, spec)
+    scene.farm.ledger.commit(a_receipt(spec), lease.token)
+    others, _ = leased(scene.farm)
+    taken(scene, others)
+    redis.zadd(Keys.LEASES, {others.episode_id: (scene.ledger.now() + 3600) * 1000})
+    scene.pass_time(10)
+    assert scene.round().forgotten == [], "whoever runs it may be about to tell RQ"
+    assert leaks(redis) != []
+    scene.pass_time(LEASE_SECONDS)
+    assert scene.round().forgotten == [job_id(spec.episode_id, 1)]
+    assert leaks(redis) == []
+    assert scene.farm.queue.taken() == {job_id(others.episode_id, 1)}
+    assert scene.round() == Report()
+
+
+def test_an_envelope_that_rq_lets_expire_is_left_to_it(scene: Scene, redis: Redis) -> None:
+    spec, _, _ = scene.started()
+    taken(scene, spec)
+    redis.expire(Job.key_for(job_id(spec.episode_id, 1)), 600)  # as of a horse whose slot saw it die
+    scene.kill(spec)
+    assert scene.round().finished == [spec.episode_id]
+    assert redis.ttl(Job.key_for(job_id(spec.episode_id, 1))) > 0
+    assert not redis.exists("rq:wip:episodes")
+
+
+def test_a_loss_that_two_reconcilers_saw_is_mended_and_counted_once(scene: Scene, redis: Redis) -> None:
+    spec = a_spec()
+    scene.farm.ledger.open(spec)
+    other = scene.watcher("reconciler-other")
+    scene.pass_time(LEASE_SECONDS)
+    for reconciler in (other, scene.reconciler):
+        reconciler.run_once()
+    scene.pass_time(10.5)
+    others: list[Report] = []
+
+    def meanwhile() -> bool:
+        if not others:
+            others.append(other.run_once())
+        return True
+
+    report = scene.reconciler.run_once(leading=meanwhile)
+    assert others[0].enqueued == [spec.episode_id]
+    assert report.enqueued == [], "the other has done it since the look"
+    assert redis.hget(Keys.episode(spec.episode_id), "lost_jobs") == "1"
+    assert scene.farm.queue.waiting() == {job_id(spec.episode_id, 1)}
+
+
+def test_a_count_whose_answer_was_lost_is_asked_for_again_and_counts_once(scene: Scene, redis: Redis) -> None:
+    spec = a_spec()
+    scene.farm.ledger.open(spec)
+    for counted, now in ((0, 1), (0, 1), (1, 2), (1, 2), (0, 2)):
+        assert scene.farm.ledger.count_lost_job(spec.episode_id, counted=counted) == now
+    assert scene.farm.ledger.count_lost_job("e-gone", counted=0) == 0
+    assert not redis.exists(Keys.episode("e-gone")), "a row without an end would stay for ever"

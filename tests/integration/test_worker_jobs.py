@@ -32,6 +32,7 @@ from orchestrator.vocabulary import Outcome
 from tests.support.farm import Field, open_field
 from tests.support.ground import Ground
 from tests.support.policies import REPORT, candidate, repaired, script, weekly_sales
+from tests.support.redis_server import check_leaks
 from tests.support.waiting import wait_until
 from workers.slot import SlotWorker, refuse, worker_of
 
@@ -236,6 +237,7 @@ def test_a_foreign_job_is_failed_unrun_and_the_worker_lives_on(
         assert queue.count == 0, "it was put back"
     assert not marker.exists()
     assert sorted(pid for worker in farm.workers for pid in worker.slots().values()) == before
+    check_leaks(farm.farm.redis)  # RQ would keep its result for ever
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["spare", "fork"])

@@ -24,7 +24,7 @@ from orchestrator.records import Allocation, EpisodeSpec, Receipt, Script
 from orchestrator.rows import Lease
 from orchestrator.settings import Settings
 from orchestrator.tasks import load_builtin
-from orchestrator.vocabulary import Drive, EpisodeState, Outcome, Role, allocation_id
+from orchestrator.vocabulary import Drive, EpisodeState, Outcome, Role, allocation_id, job_id
 
 TASK = load_builtin("weekly-sales")
 
@@ -96,11 +96,12 @@ def a_request(spec: EpisodeSpec, role: Role = Role.POLICY, *, farm_tag: str = "t
 
 
 def leased(farm: Farm, spec: EpisodeSpec | None = None, *, lease_seconds: float = 30) -> tuple[EpisodeSpec, Lease]:
-    """An open episode and the lease of a slot that took it."""
+    """An open episode and the lease of a slot that took it, and its job off the queue."""
     spec = spec or a_spec()
     farm.ledger.open(spec)
     lease = farm.ledger.take(spec.episode_id, 1, f"owner-{uuid.uuid4().hex[:8]}", lease_seconds=lease_seconds)
     assert lease is not None
+    farm.queue.forget(job_id(spec.episode_id, 1))
     return spec, lease
 
 
@@ -198,6 +199,7 @@ class TinySlot:
                 popped = cast("tuple[bytes, bytes] | None", self._bytes.blpop([self.farm.queue.rq.key], timeout=0.1))
                 if popped is not None:
                     self._run(popped[1].decode())
+                    self.farm.queue.forget(popped[1].decode())
         except BaseException as error:  # noqa: BLE001 - handed to the test's thread
             self._failure = error
 

@@ -16,7 +16,7 @@ from orchestrator.records import SettledReceipt
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
 from tests.support.ground import KEY
-from tests.support.redis_server import announced, leaks
+from tests.support.redis_server import announced, check_leaks
 from tests.support.waiting import wait_until
 from workers.sandboxes.provider import E2BProvider
 
@@ -77,7 +77,7 @@ class Checks:
             assert redis.zscore(Keys.PERMITS, episode_id) is None
             assert self.running(episode_id) == []
             self.check_absent(episode_id, settled)
-            assert leaks(redis) == []
+            check_leaks(redis)
         return settled
 
     def check_absent(self, episode_id: str, settled: SettledReceipt) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.records import Allocation, Receipt, SettledReceipt
 from orchestrator.vocabulary import AllocationState, Drive, Outcome, Role
-from tests.chaos.invariants import Reading, violations
+from tests.chaos.invariants import Reading, shows_nothing, violations
 
 _ABSENT = Allocation(
     allocation_id="e-1-a1-policy",
@@ -114,3 +114,19 @@ def test_a_clean_round_has_no_violations() -> None:
 def test_each_violation_is_said(spoil: Callable[[Reading], Reading], said: str) -> None:
     found = violations(spoil(CLEAN))
     assert any(said in problem for problem in found), found
+
+
+def test_a_round_in_which_something_was_solved_and_everything_was_struck_shows_what_it_says() -> None:
+    assert shows_nothing({"solved": 1, "worker_lost": 199}, {"slot": 1, "redis": 2}, ["slot", "redis"]) == []
+
+
+@pytest.mark.parametrize("outcomes", [{}, {"solved": 0, "worker_lost": 200}, {"window_exhausted": 7}])
+def test_a_round_in_which_nothing_was_solved_fails(outcomes: dict[str, int]) -> None:
+    [said] = shows_nothing(outcomes, {"slot": 1}, ["slot"])
+    assert said.startswith("no episode was solved (")
+    assert all(outcome in said for outcome in outcomes)
+
+
+def test_each_kind_of_blow_that_was_planned_and_never_fell_is_said() -> None:
+    found = shows_nothing({"solved": 1}, {"slot": 3, "redis": 0}, ["slot", "redis", "horse"])
+    assert [problem.split(":")[0] for problem in found] == ["no blow ever fell on redis", "no blow ever fell on horse"]
