@@ -8,9 +8,9 @@ What is done again in a moment anyway (heartbeats, rounds, farewells) takes an i
 an outage is seen when it is there. A trainer waits out an outage once, not again for each of its many episodes: see
 `Patience`.
 
-With Sentinels every new connection asks them who the primary is, so that the same retry crosses a failover: a server
-that is gone, read-only or was just demoted is an outage like any other. So it is where an address moves to another
-server behind our back.
+A server that is gone, read-only or was just demoted is an outage like any other, so that the same retry crosses a
+failover: where an address moves to another server behind our back, and with Sentinels, whom every new connection asks
+who the primary is.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _SENTINELS_AWAY_SECONDS = 30.0
 _NO_PRIMARY = ("UNBLOCKED", "NOREPLICAS")
 """What a server says that is demoted while we wait, or that has lost its replicas (min-replicas-to-write)."""
 
-_TRANSIENT = [RedisConnectionError, RedisTimeoutError, BusyLoadingError, ReadOnlyError]
+_TRANSIENT = [RedisConnectionError, RedisTimeoutError, BusyLoadingError]
 
 
 def require_answer(settings: Settings) -> None:
@@ -195,10 +195,10 @@ def _tls_files(settings: Settings) -> dict[str, str]:
 
 def _pool(address: RedisAddress, options: dict[str, Any], tls: dict[str, Any]) -> ConnectionPool:
     if address.path:
-        return ConnectionPool(connection_class=UnixDomainSocketConnection, path=address.path, **options)
+        return ConnectionPool(connection_class=_SocketConnection, path=address.path, **options)
     options |= {"socket_keepalive": True, "socket_keepalive_options": _keepalive()}
     if not address.master:
-        kind: type[AbstractConnection] = SSLConnection if address.tls else Connection
+        kind: type[AbstractConnection] = _TlsConnection if address.tls else _TcpConnection
         host, port = address.nodes[0]
         return ConnectionPool(connection_class=kind, host=host, port=port, **options)
     seconds = min(_SENTINEL_SECONDS, options["socket_timeout"])
@@ -233,8 +233,38 @@ class _Sentinels(Sentinel):
         return found
 
 
-class _ToPrimary(SentinelManagedConnection):
-    """Goes where the Sentinels point, and takes its server's demotion for a lost connection.
+class _FromPrimary(AbstractConnection):
+    """Takes its server's demotion for a lost connection: the next one may lead to the new primary."""
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        """The answer; that we were blocked on a server while it was demoted is none, nor that it has no replica."""
+        # Redis-py disconnects after an error, but not with Sentinels: there a read that a signal ends would leave its
+        # answer to the next command.
+        options.setdefault("disconnect_on_error", True)
+        try:
+            return super().read_response(*args, **options)
+        except ResponseError as error:
+            # a code that redis-py does not know stays in the text
+            if not isinstance(error, ReadOnlyError) and not str(error).startswith(_NO_PRIMARY):
+                raise
+            self.disconnect()  # type: ignore[no-untyped-call]
+            raise RedisConnectionError(f"no primary any more: {error}") from error
+
+
+class _TcpConnection(_FromPrimary, Connection):
+    pass
+
+
+class _TlsConnection(_FromPrimary, SSLConnection):
+    pass
+
+
+class _SocketConnection(_FromPrimary, UnixDomainSocketConnection):
+    pass
+
+
+class _ToPrimary(_FromPrimary, SentinelManagedConnection):
+    """Goes where the Sentinels point.
 
     A primary that is replaced while it lives goes on taking writes for some ten seconds, which are lost then. So a
     connection in use asks the Sentinels again every second.
@@ -250,19 +280,6 @@ class _ToPrimary(SentinelManagedConnection):
             self._ask_again = time.monotonic() + _RECHECK_SECONDS
             self.connect()  # type: ignore[no-untyped-call]
         super().send_packed_command(*args, **options)  # type: ignore[no-untyped-call]
-
-    def read_response(self, *args: Any, **options: Any) -> Any:
-        """The answer; that we were blocked on a server while it was demoted is none, nor that it has no replica."""
-        # Redis-py disconnects after an error, but not with Sentinels: there a read that a signal ends would leave its
-        # answer to the next command.
-        options.setdefault("disconnect_on_error", True)
-        try:
-            return super().read_response(*args, **options)
-        except ResponseError as error:
-            if not str(error).startswith(_NO_PRIMARY):  # a code that redis-py does not know stays in the text
-                raise
-            self.disconnect()  # type: ignore[no-untyped-call]
-            raise RedisConnectionError(f"no primary any more: {error}") from error
 
     def _leave_if_replaced(self) -> None:
         self._ask_again = time.monotonic() + _SENTINELS_AWAY_SECONDS

@@ -33,7 +33,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:reservations         | hash   | reservation -> "remaining:expires at:total:life ms"    | limiter           | fields pruned when expired |
 | farm:slots                | zset   | live slot -> alive until                         | supervisor        | pruned when expired |
 | farm:workers              | zset   | worker -> its row below is there until           | supervisor        | pruned when expired |
-| farm:worker:<w>           | hash   | a worker's host, pid, slots, state               | supervisor        | 3 lease times |
+| farm:worker:<w>           | hash   | a worker's host, pid, slots, state, server        | supervisor        | 3 lease times |
 | farm:trainer:<t>          | string | a trainer's heartbeat: its life in ms             | pool              | trainer_lost_seconds |
 | farm:driver:<run>         | string | "trainer life-in-ms": who alone drives a run     | pool              | trainer_lost_seconds, renewed |
 | farm:mailbox:<e>:actions  | hash   | number -> action                                 | pool              | deadline + 1 h past the last write |
@@ -49,7 +49,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 Fields of an episode's row: state, spec, job, attempt, run, group, trainer, queue, template, queued_at; once it is leased
 token, owner, started_at, lease_ms; allocations (ids), unsettled (how many); cancel (its end was asked for), lost_jobs (how
 often its job vanished), cost_picousd and cost_counted (its settled sandboxes, scripts/_costs.lua); policy_seconds,
-verifier_seconds, reserved_policy, reserved_verifier, size, rates, unfunded_at (its money, scripts/_money.lua); arrived_at
+verifier_seconds, reserved_policy, reserved_verifier, size, too_large, rates, unfunded_at (its money, scripts/_money.lua); arrived_at
 (when it first had to wait for a permit, and its place in that line ever after); in the end outcome, finished_at.
 
 RQ's own keys start with `rq:`.

@@ -365,5 +365,6 @@ def _with_own(budgets: Budgets, task: Task) -> Budgets:
     verifier = max(own.get("verifier_command_seconds", budgets.verifier_command_seconds), command)
     own["policy_lifetime_seconds"] = max(budgets.policy_lifetime_seconds, math.ceil(deadline))
     own["verifier_lifetime_seconds"] = max(budgets.verifier_lifetime_seconds, math.ceil(verifier) + _VERIFIER_MARGIN)
-    own["message_seconds"] = max(budgets.message_seconds, command + _MESSAGE_MARGIN)
+    longest = max(command, budgets.create_request_seconds)
+    own["message_seconds"] = max(budgets.message_seconds, longest + _MESSAGE_MARGIN)
     return Budgets.model_validate({**budgets.model_dump(), **own})

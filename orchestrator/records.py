@@ -30,7 +30,8 @@ def is_id(given: object) -> bool:
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # An error that quotes what it was given would carry expectations into logs and into what RQ keeps of a job.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def _encodable(text: str) -> str:
@@ -132,7 +133,7 @@ class Receipt(_Record):
     phases: dict[str, float] = Field(default_factory=dict)
     """Seconds by phase."""
     sizes: dict[str, int] = Field(default_factory=dict)
-    """Bytes: artifact, verifier_stdout, observations, setup."""
+    """Bytes: artifact, verifier_stdout, observations, setup, verification."""
     operations: tuple[Operation, ...] = ()
     allocations: tuple[Id, ...] = ()
 

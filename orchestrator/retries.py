@@ -1,8 +1,8 @@
 """The one tenacity factory: who may try again, how often, how far apart.
 
-Three places repeat calls without it: redis-py's own retries (connection.py), what waits as long as the limiter says
-after a 429 (workers/allocator.py: creations, and the other calls about a sandbox), and the reading of an artifact whose
-writer may be at work on it (workers/sandboxes/sandbox.py).
+Three places repeat calls without it: redis-py's own retries (connection.py), creations and what waits as long as the
+limiter says after a 429 (workers/allocator.py: how long depends on what is known of the last try), and the reading of
+an artifact whose writer may be at work on it (workers/sandboxes/sandbox.py).
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ class Budgets(BaseModel):
     def longest_seconds(self, role: Role) -> int:
         """The longest that such a sandbox can live, and cost, with nobody there to delete it.
 
-        A policy sandbox is extended to end policy_lifetime_seconds after its creation was sent; that call takes two
-        request times at most (the SDK waits twice what it is told), and a second is lost to rounding.
+        A policy sandbox is extended to end policy_lifetime_seconds after its creation was sent; two request times are
+        more than that call takes, and a second is lost to rounding.
         """
         if role is Role.VERIFIER:
             return self.verifier_lifetime_seconds

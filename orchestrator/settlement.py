@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from orchestrator.allocations import RECONCILER_TOKEN, Allocations
+from orchestrator.allocations import RECONCILER_TOKEN
 from orchestrator.errors import FarmError, OutcomeUnknown, ProviderError
 from orchestrator.ledger import Ledger
 from orchestrator.pacing import PacedProvider
@@ -78,20 +78,20 @@ class Settlement:
 
     def _delete(self, row: Allocation, sandbox_id: str, token: str) -> None:
         """Delete, confirm, price at what the provider says of its size; raises what stood in the way."""
-        ledger: Allocations = self._ledger.allocations
+        allocations = self._ledger.allocations
         try:
             seen = self._provider.describe(sandbox_id) if row.vcpus is None else None
             if seen is not None:
-                row = ledger.sized(row, vcpus=seen.vcpus, memory_mb=seen.memory_mb).row
+                row = allocations.sized(row, vcpus=seen.vcpus, memory_mb=seen.memory_mb).row
             delete_confirmed(self._provider, sandbox_id)
         except ProviderError as error:
             if row.state is AllocationState.CREATED:
-                ledger.unresolved(row, token, str(error))
+                allocations.unresolved(row, token, str(error))
             elif self._outlived(row, sandbox_id, token, error):
                 return
             raise
         began = row.created_at or row.intended_at
-        ledger.absent(row, token, running_ms=max(0, int((self._ledger.now() - began) * 1000)))
+        allocations.absent(row, token, running_ms=max(0, int((self._ledger.now() - began) * 1000)))
 
     def _outlived(self, row: Allocation, sandbox_id: str, token: str, error: ProviderError) -> bool:
         """Close an unresolved sandbox whose longest life is over, unless the provider says that it is still there."""
@@ -120,8 +120,8 @@ class Settlement:
 
         The row as it stands then, or None. What is never named was never extended: it lives its request's lifetime.
         """
-        ledger: Allocations = self._ledger.allocations
-        request = ledger.request(row.allocation_id)
+        allocations = self._ledger.allocations
+        request = allocations.request(row.allocation_id)
         if request is None:
             raise FarmError(f"{row.allocation_id}: its create request is missing")
         try:
@@ -133,26 +133,26 @@ class Settlement:
                 life = self._create_answer_seconds + request.lifetime_seconds
                 if row.unknown_at is None or token != RECONCILER_TOKEN or isinstance(error, OutcomeUnknown):
                     # it may have been sent until just now, by its owner or by ourselves
-                    ledger.unknown(row, token, str(error))
+                    allocations.unknown(row, token, str(error))
                 elif self._ledger.now() > row.unknown_at + life:
-                    ledger.expired(row, token, f"never named; its longest life is over ({error})")
+                    allocations.expired(row, token, f"never named; its longest life is over ({error})")
                 return None
             sandbox_id = found
         return self._note_named(row, request, sandbox_id, token)
 
     def _note_named(self, row: Allocation, request: CreateRequest, sandbox_id: str, token: str) -> Allocation | None:
         """Note its name, its size, and since when the provider says that it has run; its intent when that is away."""
-        ledger: Allocations = self._ledger.allocations
+        allocations = self._ledger.allocations
         now, began, seen = self._ledger.now(), row.intended_at, None
         with suppress(ProviderError):
             seen = self._provider.describe(sandbox_id)
             # gone by itself: nobody knows since when, and a cap holds only with the most that it can have cost
             began = max(began, now - request.lifetime_seconds if seen is None else seen.started_at)
-        ledger.created(row, sandbox_id, token, creating_ms=max(0, int((now - began) * 1000)))
-        named = ledger.get(row.allocation_id)
+        allocations.created(row, sandbox_id, token, creating_ms=max(0, int((now - began) * 1000)))
+        named = allocations.get(row.allocation_id)
         if named is None or seen is None:
             return named
-        return ledger.sized(named, vcpus=seen.vcpus, memory_mb=seen.memory_mb).row
+        return allocations.sized(named, vcpus=seen.vcpus, memory_mb=seen.memory_mb).row
 
     def _find(self, request: CreateRequest) -> str | None:
         """The sandbox that carries the allocation's own tags; that there is none proves nothing."""

@@ -184,7 +184,7 @@ class Allocator:
             time.sleep(min(left, 0.5))
 
     def dispose(self, *several: Owned) -> bool:
-        """Delete these and confirm their absence; False when one's could not be confirmed. Never raises ours.
+        """Delete these and confirm their absence; False when one's could not be confirmed. Raises no ProviderError.
 
         No attempt but a sandbox's first begins once half of the clean-up's time is over.
         """

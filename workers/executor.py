@@ -132,7 +132,7 @@ class Executor:
                 with self.timeline.timed(Phase.EXPORT):
                     artifact = self._export()
             except (ArtifactMissing, ArtifactTooLarge) as error:
-                verdict = Grade(Outcome.ARTIFACT_MISSING, 0.0, str(error))
+                verdict = Grade(Outcome.ARTIFACT_MISSING, str(error))
             else:
                 self._dispose_policy()
                 with self.timeline.timed(Phase.VERIFY):
@@ -285,8 +285,6 @@ class Executor:
         try:
             yield facts.update
             ok = True
-        except (ArtifactMissing, ArtifactTooLarge):
-            raise
         except ProviderError as error:
             raise InfrastructureLost(_outcome_of(error, name), str(error)) from error
         finally:
@@ -340,7 +338,7 @@ class Executor:
 def _outcome_of(error: ProviderError, operation: str) -> Outcome:
     if isinstance(error, SandboxGone):
         return Outcome.SANDBOX_LOST
-    refused = isinstance(error, AuthenticationFailed | CreateRejected) or type(error) is ProviderError
-    if operation == "reset" and refused:  # asked again, the answer would be the same
+    never_made = operation in ("reset", "submit") and isinstance(error, AuthenticationFailed | CreateRejected)
+    if never_made or (operation == "reset" and type(error) is ProviderError):  # asked again, it would be the same
         return Outcome.SETUP_FAILED
     return Outcome.TRANSPORT

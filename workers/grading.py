@@ -26,10 +26,9 @@ _INTEGER_DIGITS = 4_300
 
 @dataclass(frozen=True)
 class Grade:
-    """A verdict: SOLVED, WRONG_ANSWER or CANDIDATE_FAILED, its reward in [0, 1], and why in a few words."""
+    """A verdict: SOLVED, WRONG_ANSWER or CANDIDATE_FAILED, and why in a few words."""
 
     outcome: Outcome
-    reward: float
     detail: str
 
 
@@ -42,20 +41,14 @@ def grade(grader: str, expected: JsonValue, run: CommandResult) -> Grade:
     if problem := expectation_problem(grader, expected):
         raise TaskError([f"expected: {problem}"])
     if failure := _failure(run):
-        return _verdict(Outcome.CANDIDATE_FAILED, failure)
+        return Grade(Outcome.CANDIDATE_FAILED, failure)
     try:
         right = _GRADERS[grader](expected, run.stdout)
     except _InvalidOutputError as error:
-        return _verdict(Outcome.CANDIDATE_FAILED, f"invalid output: {error}")
+        return Grade(Outcome.CANDIDATE_FAILED, f"invalid output: {error}")
     if right:
-        return _verdict(Outcome.SOLVED, "the output is as expected")
-    return _verdict(Outcome.WRONG_ANSWER, "the output differs from what was expected")
-
-
-def _verdict(outcome: Outcome, detail: str) -> Grade:
-    score = outcome.score
-    assert score is not None, outcome
-    return Grade(outcome, score, detail)
+        return Grade(Outcome.SOLVED, "the output is as expected")
+    return Grade(Outcome.WRONG_ANSWER, "the output differs from what was expected")
 
 
 def _failure(run: CommandResult) -> str | None:

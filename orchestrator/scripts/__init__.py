@@ -1,8 +1,8 @@
 """The atomic operations: one .lua file each, named by its verb, its header saying KEYS, ARGV and what it returns.
 
 A file whose name begins with an underscore is no operation: a script whose header says `Needs: <name>` is sent with
-`_<name>.lua` (and what that needs itself) before it, and before all that `now_ms`, the one place where such a script
-asks for the time. It is Redis's; a simulation gives a clock of its own instead, so that the very same scripts can be
+`_<name>.lua` (and what that needs itself) before it, and what asks for the time with `now_ms` before it, the one place
+that knows it. It is Redis's; a simulation gives a clock of its own instead, so that the very same scripts can be
 run through hours in seconds.
 """
 
@@ -31,7 +31,7 @@ _GIVEN_TIME = "local function now_ms() return tonumber(ARGV[#ARGV]) end\n"
 class Scripts:
     """Calls scripts by name on one connection; a server that has forgotten one (restart) is taught it again.
 
-    `clock_ms` is for simulations: scripts that need `now_ms` see its time, the others Redis's.
+    `clock_ms` is for simulations: every script sees its time.
     """
 
     def __init__(self, redis: Redis, *, clock_ms: Callable[[], int] | None = None) -> None:
@@ -79,10 +79,10 @@ def preload() -> None:
 @cache
 def _source(name: str, *, given_time: bool) -> tuple[str, str, bool]:
     """What is sent, its hash, and whether it asks `now_ms` for the time."""
-    *parts, text = _with_needed(name).values()
-    if parts:
-        text = "".join((_GIVEN_TIME if given_time else _REDIS_TIME, *parts, text))
-    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), bool(parts)
+    text = "".join(_with_needed(name).values())
+    if timed := "now_ms()" in text:
+        text = (_GIVEN_TIME if given_time else _REDIS_TIME) + text
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), timed
 
 
 def _with_needed(name: str) -> dict[str, str]:

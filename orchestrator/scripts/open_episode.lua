@@ -5,8 +5,7 @@
 --       10 the same of its verifier
 -- Returns: 1 opened, 0 it was there already
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local now = now_ms()
 redis.call('HSET', KEYS[1], 'state', 'queued', 'job', ARGV[2], 'attempt', 1, 'spec', ARGV[3], 'run', ARGV[4],
            'group', ARGV[5], 'trainer', ARGV[6], 'queue', ARGV[7], 'queued_at', now, 'unsettled', 0, 'allocations', '',
            'template', ARGV[8], 'policy_seconds', ARGV[9], 'verifier_seconds', ARGV[10])

@@ -5,8 +5,7 @@
 --       5 pico-dollars per vCPU-second and 6 per GiB-second of one whose episode has no rates of its own
 -- Returns: a JSON object: "role:state" -> {count, "pico-dollars of an hour"}; one past its longest life is counted and
 --          adds no price: the provider has ended it, and it costs no more
-local t = redis.call('TIME')
-local found, now = {}, t[1] * 1000 + math.floor(t[2] / 1000)
+local found, now = {}, now_ms()
 for _, allocation in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   local row = redis.call('HMGET', ARGV[1] .. allocation, 'role', 'state', 'vcpus', 'memory_mb', 'created_at', 'creating_ms',
                          'longest_ms', 'episode')

@@ -8,11 +8,11 @@
 --          a budget cannot bear that
 if redis.call('EXISTS', KEYS[1]) == 0 then return 1 end
 redis.call('HSET', KEYS[1], 'vcpus', ARGV[1], 'memory_mb', ARGV[2])
-local row = redis.call('HMGET', KEYS[2], 'run', 'template', 'size', 'rates')
+local row = redis.call('HMGET', KEYS[2], 'run', 'template', 'size', 'rates', 'too_large')
 if not row[1] then return 1 end
 local size = ARGV[1] .. ':' .. ARGV[2]
 redis.call('HSET', KEYS[3], row[2], size)
-if row[3] == size then return 1 end
+if row[3] == size then return row[5] == size and 0 or 1 end  -- said again: its answer was lost, or by its verifier
 local per_vcpu, per_gib = rates_of(row[4], ARGV[3], ARGV[4])
 local more = 0
 for _, role in ipairs({'policy', 'verifier'}) do
@@ -26,4 +26,6 @@ for _, role in ipairs({'policy', 'verifier'}) do
 end
 local run = ARGV[5] .. row[1]
 if more ~= 0 then move_money(KEYS[4], run, more, 0) end
-return more > 0 and (overdrawn(KEYS[4]) or overdrawn(run)) and 0 or 1
+if more <= 0 or not (overdrawn(KEYS[4]) or overdrawn(run)) then return 1 end
+redis.call('HSET', KEYS[2], 'too_large', size)
+return 0

@@ -6,8 +6,7 @@ if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] or redis.call('HGET', KEYS[1]
   return 0
 end
 if redis.call('EXISTS', KEYS[2]) == 1 then return 1 end
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local now = now_ms()
 redis.call('HSET', KEYS[2], 'allocation', ARGV[2], 'episode', ARGV[3], 'role', ARGV[4], 'state', 'intended',
            'request', ARGV[5], 'intended_at', now, 'longest_ms', ARGV[6])
 redis.call('ZADD', KEYS[3], now, ARGV[2])

@@ -107,6 +107,13 @@ def test_a_page_is_no_artifact(field: Field, faults: ServiceFaults, pages: int) 
     assert faults.hits() == {"page.download": min(pages, 3)}
 
 
+def test_a_page_is_no_empty_artifact_either(field: Field, faults: ServiceFaults) -> None:
+    faults.set(page__download="always", page_status=200)
+    assert field.run(field.spec(script(": > report.py"))) == "transport"
+    faults.clear()
+    assert field.run(field.spec(script(": > report.py"))) == "candidate_failed"
+
+
 @pytest.mark.parametrize("role", BOTH)
 def test_a_command_that_never_reached_the_agent_is_no_timeout_of_it(
     field: Field, faults: ServiceFaults, role: str

@@ -363,6 +363,14 @@ def test_an_episode_that_the_farm_knows_no_longer_is_not_waited_for(pool: Pool, 
         next(pool.as_completed([episode]))
 
 
+def test_a_reset_has_time_for_a_slow_creation(pool: Pool) -> None:
+    """A message that ends sooner is asked again, and the first one's end deletes the sandbox of both."""
+    budgets = pool.settings.budgets.model_copy(update={"create_request_seconds": 40.0})
+    episode = pool.submit(TASK, policy=SCRIPT, budgets=budgets)
+    assert episode.spec.budgets.message_seconds == 55
+    pool.cancel()
+
+
 def test_budgets_that_would_have_to_grow_past_their_bound_are_refused(pool: Pool, redis: Redis) -> None:
     budgets = pool.settings.budgets.model_copy(update={"verifier_command_seconds": 3_550.0})
     with pytest.raises(FarmError, match="verifier_lifetime_seconds"):

@@ -41,7 +41,7 @@ def test_every_grader_that_a_task_can_name_is_tried_here() -> None:
 @pytest.mark.parametrize("grader", sorted(EXPECTED))
 def test_right_output_is_solved_with_reward_one(grader: str) -> None:
     result = grade(grader, EXPECTED[grader], run(RIGHT[grader], stderr=b"\xff a warning"))
-    assert (result.outcome, result.reward) == (Outcome.SOLVED, 1.0)
+    assert (result.outcome, result.outcome.score) == (Outcome.SOLVED, 1.0)
 
 
 @pytest.mark.parametrize("grader", sorted(EXPECTED))
@@ -51,7 +51,7 @@ def test_right_output_is_solved_with_reward_one(grader: str) -> None:
 )
 def test_failed_run_is_no_solution_even_with_the_right_output(grader: str, failure: dict[str, Any]) -> None:
     result = grade(grader, EXPECTED[grader], run(RIGHT[grader], **failure))
-    assert (result.outcome, result.reward) == (Outcome.CANDIDATE_FAILED, 0.0)
+    assert (result.outcome, result.outcome.score) == (Outcome.CANDIDATE_FAILED, 0.0)
 
 
 @pytest.mark.parametrize("stdout", [b' {"west":7,\n"east":15}\r\n', b'{"\\u0065ast": 15, "west": 7}'])
@@ -193,8 +193,8 @@ def test_any_output_gets_a_grade_within_bounds(
         run(stdout, exit_code=exit_code, timed_out=timed_out, truncated=truncated),
     )
     assert isinstance(result, Grade)
-    assert result.reward in (0.0, 1.0)
-    assert (result.reward == 1.0) == (result.outcome is Outcome.SOLVED)
+    assert result.outcome.score in (0.0, 1.0)
+    assert (result.outcome.score == 1.0) == (result.outcome is Outcome.SOLVED)
     assert result.outcome in (Outcome.SOLVED, Outcome.WRONG_ANSWER, Outcome.CANDIDATE_FAILED)
     assert len(result.detail) < 200
 

@@ -39,6 +39,19 @@ def test_a_wrong_spec_is_refused(changes: dict[str, Any]) -> None:
         a_spec(**changes)
 
 
+def test_no_error_of_a_job_from_another_version_tells_what_is_expected() -> None:
+    """RQ writes such an error into its log and keeps it with the job."""
+    job = a_spec().model_dump(mode="json")
+    job["task"]["expected"] = {"north": "s3cr3t"}
+    for broken in (
+        {**job, "surprise": job["task"]},
+        {**job, "task": {**job["task"], "surprise": job["task"]["expected"]}},
+    ):
+        with pytest.raises(ValidationError) as caught:
+            EpisodeSpec.model_validate(broken)
+        assert "s3cr3t" not in str(caught.value)
+
+
 def test_the_longest_episode_id_leaves_room_for_its_allocations() -> None:
     spec = a_spec("e" * 48)
     assert len(allocation_id(spec.episode_id, 9999, Role.VERIFIER)) <= 64

@@ -123,13 +123,10 @@ class E2BSandbox:
         until = time.monotonic() + timeout_seconds
         for left in reversed(range(_READ_ATTEMPTS)):
             try:
-                size = self._size(path, limit_bytes, until)
+                entry = self._entry(path, limit_bytes, until)
                 data = self._download(path, limit_bytes, until)
-                if not size or len(data) == size or self._size(path, limit_bytes, until) != size:
+                if len(data) == entry.size or self._entry(path, limit_bytes, until) != entry:
                     return data
-                # nobody writes to it, and these are not its bytes: a page that came in its place
-                if left == 0:
-                    raise OutcomeUnknown(f"read {path}: {len(data)} bytes came, and the file holds {size}")
             except ProviderError as error:
                 if not _is_about_the_file(error) or time.monotonic() > until:
                     raise
@@ -138,17 +135,18 @@ class E2BSandbox:
                         raise  # not the agent's answer
                     self.probe()  # healthy: then it is the file, and who wrote it
                     raise ArtifactMissing(f"{path} cannot be read: {error}") from error
-        raise AssertionError("unreachable: the last attempt raises")
+        # nobody has written to it, and what came are not its bytes: a page in their place
+        raise OutcomeUnknown(f"read {path}: {len(data)} bytes came, and the file holds {entry.size}")
 
-    def _size(self, path: str, limit_bytes: int, until: float) -> int:
-        """How many bytes a regular file holds; raises what `read` raises of anything else."""
+    def _entry(self, path: str, limit_bytes: int, until: float) -> e2b.EntryInfo:
+        """What the agent says of a regular file; raises what `read` raises of anything else."""
         with _reading(path):
             entry = self._e2b.files.get_info(path, request_timeout=_half_until(until))
             if entry.type is not e2b.FileType.FILE or entry.symlink_target is not None:
                 raise ArtifactMissing(f"{path} is no regular file")
             if entry.size > limit_bytes:
                 raise ArtifactTooLarge(f"{path} holds {entry.size} bytes, the limit is {limit_bytes}")
-            return entry.size
+            return entry
 
     def _download(self, path: str, limit_bytes: int, until: float) -> bytes:
         data = bytearray()

@@ -30,6 +30,9 @@ On a busy host the readers need it too: what they have not read by then is lost.
 NOT_STARTED = 126
 """What a shell answers for a command that cannot be executed."""
 
+_TICK_SECONDS = 0.01
+"""What times are counted in: of the system's uptime, which unlike its clock is never set."""
+
 KILLED = 128 + 9
 """What a shell calls the exit of a process that SIGKILL ended."""
 
@@ -59,10 +62,11 @@ take() {
 }
 exec 7> >(take 3); out=$!
 exec 9> >(exec 7>&-; take 4); err=$!
-began=${EPOCHREALTIME/[.,]/}
+read -r began _ </proc/uptime || began=0
 timeout --signal=KILL SECONDS bash -lc -- "$c" >&7 2>&9 3>&- 4>&- 5>&- 7>&- 9>&-
 code=$?
-took=$((${EPOCHREALTIME/[.,]/} - began))
+read -r over _ </proc/uptime || over=0
+took=$((10#${over/./} - 10#${began/./}))
 exec 7>&- 9>&-
 ended=0
 while [ $ended -lt 2 ] && read -r -t GRACE <&5; do ended=$((ended + 1)); done
@@ -98,8 +102,8 @@ def parse(stdout: str, stderr: str, *, timeout_seconds: float, limit_bytes: int)
         _decode(stdout[: trailer.start()] if trailer else stdout), _decode(stderr), limit_bytes
     )
     code = int(trailer[1]) if trailer else KILLED
-    took_seconds = int(trailer[2]) / 1_000_000 if trailer else 0.0
-    timed_out = code == KILLED and took_seconds >= timeout_seconds
+    took_seconds = int(trailer[2]) / 100 if trailer else 0.0
+    timed_out = code == KILLED and took_seconds + _TICK_SECONDS > timeout_seconds
     return CommandResult(
         exit_code=None if timed_out else code,
         stdout=out,

@@ -2,8 +2,8 @@
 
 It speaks OpenEnv's messages over websockets' own synchronous client: the one that OpenEnv has costs 0.4 ms more a call
 (an event loop in a thread) and reconnects by itself. Always holds: a session never reconnects (a new connection is a
-new, empty session); after a failed call every later one fails; when this process dies the server frees the place and
-deletes the sandbox. Make one after a fork, never before: its connection is read by a thread.
+new, empty session); after a call whose answer was lost every later one fails; when this process dies the server frees
+the place and deletes the sandbox. Make one after a fork, never before: its connection is read by a thread.
 """
 
 from __future__ import annotations
