@@ -126,8 +126,8 @@ def places_of(parallel: int | None, *, batch: int, capacity: Capacity) -> tuple[
     if parallel > fitting:
         notes.append(
             f"--parallel {parallel} is more than the farm runs at once ({capacity.live_slots} live slots, limit "
-            f"{capacity.concurrency_limit}): the others wait for their turn, which costs none of their time; add workers "
-            "(rollout-farm worker) or raise the limit (rollout-farm limits)"
+            f"{capacity.concurrency_limit}): the others wait for their turn, which costs none of their time; add "
+            "workers (rollout-farm worker) or raise the limit (rollout-farm limits)"
         )
     return parallel, notes
 
