@@ -21,6 +21,7 @@ from rq import Queue, Worker
 from rq.exceptions import StopRequested
 from rq.executions import Execution
 from rq.job import Job
+from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
 from rq.worker_registration import register
@@ -58,9 +59,20 @@ class SlotWorker(Worker):
         for name in EXECUTABLE_EXTRAS:  # failing a job would retry it, call back, send webhooks
             attribute = _attribute(blank, name)
             setattr(job, attribute, getattr(blank, attribute))
-        job.failure_ttl = KEEP_SECONDS  # where it names none, or "for ever", RQ keeps what it writes about it for ever
         execution = self.prepare_execution(job)
         self.handle_job_failure(job, queue, exc_string=f"refused: {reason}", execution=execution)
+
+    def handle_job_failure(
+        self,
+        job: Job,
+        queue: Queue,
+        started_job_registry: StartedJobRegistry | None = None,
+        exc_string: str = "",
+        execution: Execution | None = None,
+    ) -> None:
+        """Let what RQ keeps of it expire: of a job that names no time, unlike ours, a result stays for ever."""
+        job.failure_ttl = KEEP_SECONDS
+        super().handle_job_failure(job, queue, started_job_registry, exc_string, execution)
 
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
