@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from orchestrator.counts import counts_of
 from orchestrator.records import Allocation, SettledReceipt
-from orchestrator.vocabulary import AllocationState, Outcome, Role
+from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
+from tests.chaos.budgets import BUDGETS
 
 _VERIFIED = (Outcome.SOLVED, Outcome.WRONG_ANSWER, Outcome.CANDIDATE_FAILED)
 """What only a verifier can have found out."""
+
+_ROUNDING_SECONDS = 0.001
 
 _RECEIPTS_OWN = ("episodes:", "cost_", "phase:", "tool_call", "reward:", "episode_cost:sum")
 """What counters begin with that nothing but receipts and their sandboxes moves."""
@@ -81,7 +84,8 @@ def _scores(reading: Reading) -> Iterable[str]:
             yield f"{episode} ended {receipt.outcome} and has the reward {receipt.reward}"
         earned = reading.expected.get(episode)
         # A window that ended while the farm was down is the one honest zero beside the policy's own.
-        ran_out = receipt.outcome is Outcome.WINDOW_EXHAUSTED and receipt.reward == 0.0
+        window = receipt.phases.get(Phase.POLICY, 0.0) + _ROUNDING_SECONDS
+        ran_out = receipt.outcome is Outcome.WINDOW_EXHAUSTED and window > BUDGETS.policy_window_seconds
         if receipt.outcome.scored and receipt.reward != earned and not ran_out:
             yield f"{episode} scored {receipt.reward} ({receipt.outcome}), its policy earns {earned}"
         if episode in reading.told and reading.told[episode] != receipt.reward:

@@ -49,6 +49,11 @@ FAULTS: Mapping[str, Any] = {
     "unavailable": {"delete": "4%"},
     "delete_lag_seconds": 0.3,
     "latency": {"create": "exponential:0.1"},
+    "page": {"command": "1%", "download": "2%", "files": "0.5%", "probe": "1%", "info": "1%", "delete": "1%"},
+    "page_status": 200,
+    "hung": {"command": "0.5%"},
+    "stream_cut": "1%",
+    "stream_stalled": "1%",
 }
 """What a service does wrong in a round with faults; deletions lag behind their answers."""
 

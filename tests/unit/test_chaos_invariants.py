@@ -116,6 +116,14 @@ def test_each_violation_is_said(spoil: Callable[[Reading], Reading], said: str) 
     assert any(said in problem for problem in found), found
 
 
+@pytest.mark.parametrize(("seconds", "said"), [(59.9, 1), (60.0, 0)])
+def test_a_window_that_ends_before_its_time_is_said(seconds: float, said: int) -> None:
+    end = settled(Outcome.WINDOW_EXHAUSTED, 0.0, _ABSENT)
+    end = end.model_copy(update={"receipt": end.receipt.model_copy(update={"phases": {"policy": seconds}})})
+    found = violations(replace(CLEAN, receipts={"e-1": end}, told={}))
+    assert sum("scored 0.0 (window_exhausted), its policy earns 1.0" in problem for problem in found) == said
+
+
 def test_a_round_in_which_something_was_solved_and_everything_was_struck_shows_what_it_says() -> None:
     assert shows_nothing({"solved": 1, "worker_lost": 199}, {"slot": 1, "redis": 2}, ["slot", "redis"]) == []
 
