@@ -6,6 +6,7 @@ once it is filled, a look reads only what was written since the last one. The co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -165,7 +166,7 @@ def series(ended: Iterable[Ended], starts: Iterable[float], now: float, window_s
 def nearest_rank(values: Sequence[float], share: float) -> float:
     """The quantile of at least one value that is one of them."""
     ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+    return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
 
 
 def _count(bucket: Bucket, one: Ended) -> None:

@@ -14,6 +14,7 @@
 --   next_creation            earliest time of the next creation
 --   cooldown_until, cooldown_at  the pause that a rate 429 asked for, and when it was noted
 --   refused_rate, refused_at the rate (a second) that the provider refused last, and when
+--   strict_at                when the provider refused one of the first few creations: it lets no burst pass
 --   eased_at                 since when the rate has been coming back from there; stands still while nobody creates
 --   streak                   refusals one after another that named no Retry-After
 --   granted, granted_since   creations let through since then, without those answered 429
@@ -22,6 +23,8 @@
 
 local BACK_SECONDS = 2       -- from half of the refused rate to just under it
 local UNDER = 0.97           -- just under: a provider that counts in a rolling second refuses the exact rate for jitter
+local UNDER_STRICT = 0.9     -- and one that lets nothing pass ahead of its time refuses for any jitter at all
+local STRICT_MS = 600000     -- so long it is remembered that it does
 local PLATEAU_SECONDS = 30   -- from there the cube of time: past the refused rate after this, 1.8 times it after four
 local GRACE_MS = 250         -- a waiter this late for its turn is passed over; 1 to 50 ms is usual
 local PATIENCE_MS = 15000    -- and taken out of the line after this: its process is gone
@@ -35,7 +38,7 @@ local HOLD_MS = 5000         -- a longer pause is waited for in line for a permi
 local CLASS = 1e12           -- places in line: class * CLASS + arrival
 local SILENT_MS = 15000      -- who waits in line for permits asks every five seconds; longer silent, its process is gone
 local HAPPENED = {'cooldown_at', 'effective_at', 'freed_at', 'held_at', 'lagged_at', 'refused_at', 'granted_at',
-                  'granted_since'}
+                  'granted_since', 'strict_at'}
 
 -- farm:limits as it stands; after a step back of the clock what has happened is put back, what was to come is over.
 local function read_hash(key)
@@ -118,6 +121,12 @@ local function read_reservations(key, now)
   return rows, reserved
 end
 
+-- How far below the refused rate creations go on: a share of it; and whether the provider lets no burst pass.
+local function margin(limits, now)
+  local strict = limits.strict_at and now - tonumber(limits.strict_at) < STRICT_MS
+  return strict and UNDER_STRICT or UNDER, strict
+end
+
 -- Creations a second at `now`, 0 for no limit. After a refusal: half the refused rate, back to just under it within
 -- seconds, a long plateau around it, then faster and faster (the shape of TCP CUBIC, RFC 9438), never past the
 -- configured rate.
@@ -127,10 +136,11 @@ local function allowed_rate(limits, default, now)
   if not refused then return configured end
   local since = math.max(0, now - tonumber(limits.eased_at)) / 1000
   local rate
+  local under = margin(limits, now)
   if since < BACK_SECONDS then
-    rate = refused * (0.5 + (UNDER - 0.5) * since / BACK_SECONDS)
+    rate = refused * (0.5 + (under - 0.5) * since / BACK_SECONDS)
   else
-    rate = refused * (1 + (1 - UNDER) * ((since - BACK_SECONDS) / PLATEAU_SECONDS - 1) ^ 3)
+    rate = refused * (1 + (1 - under) * ((since - BACK_SECONDS) / PLATEAU_SECONDS - 1) ^ 3)
   end
   if configured > 0 and rate > configured then return configured end
   return rate

@@ -8,7 +8,8 @@ if ARGV[3] == '1' or ARGV[1] ~= '' then
   redis.call('HDEL', KEYS[1], 'concurrency', 'effective', 'effective_at', 'probe_ms', 'probed', 'ran', 'held', 'lagged')
 end
 if ARGV[3] == '1' or ARGV[2] ~= '' then
-  redis.call('HDEL', KEYS[1], 'rate', 'refused_rate', 'refused_at', 'eased_at', 'streak', 'next_creation')
+  redis.call('HDEL', KEYS[1], 'rate', 'refused_rate', 'refused_at', 'strict_at', 'eased_at', 'streak',
+             'next_creation')
 end
 if ARGV[3] == '1' then redis.call('HDEL', KEYS[1], 'cooldown_until', 'cooldown_at') end
 if ARGV[1] ~= '' then redis.call('HSET', KEYS[1], 'concurrency', ARGV[1]) end

@@ -1,7 +1,9 @@
 -- Remembers a 429 for everybody; counts it when it answered a creation. Needs: limits.
 -- rate: pauses every creation; the first answer of a burst also lowers the rate. What is remembered as refused is the
 --   lesser of the rate in force and what was really let through: from one refusal to the next those are equal to what
---   the provider allows, however large its burst is. One refusal is not believed further than half of the rate.
+--   the provider allows, however large its burst is. One refusal is not believed further than half of the rate. A
+--   provider that refuses one of the first few lets no burst pass: it refuses for jitter, and its pauses lower what is
+--   let through below what it allows; there the rate in force is what was refused.
 -- concurrency: lowers the limit to what runs now. While a deletion is fresh the provider's count may only lag: then the
 --   creation keeps its place and nothing is lowered, three times.
 -- A refusal that comes without a header may be of the rate kind all the same. It is taken for that when fewer run than
@@ -63,7 +65,11 @@ if fresh then
   local rate = allowed_rate(limits, ARGV[5], now)
   local seconds = (now - tonumber(limits.granted_since or now)) / 1000
   local measured = (granted + 1) / math.max(1, seconds)  -- too high by one at most: too low would last for minutes
-  if rate > 0 and granted + 1 < TELLING then measured = rate end
+  if rate > 0 and granted + 1 < TELLING then
+    redis.call('HSET', KEYS[1], 'strict_at', now)
+    measured = rate
+  end
+  if rate > 0 and select(2, margin(limits, now)) then measured = rate end
   local refused = rate > 0 and math.max(rate / 2, math.min(rate, measured)) or measured
   redis.call('HSET', KEYS[1], 'refused_rate', string.format('%.4f', math.max(0.1, refused)), 'refused_at', now,
              'eased_at', cooldown, 'streak', streak, 'granted', granted)

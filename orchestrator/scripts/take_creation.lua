@@ -60,7 +60,7 @@ end
 if ahead > 0 or now < possible_at or not room then
   local wait = math.ceil(math.max(0, possible_at - now) + ahead * interval)
   -- a halved rate is back within seconds: nobody gives up a long wait for it
-  local soonest = rate > 0 and ahead * 1000 / math.max(rate, UNDER * tonumber(limits.refused_rate or '0')) or 0
+  local soonest = rate > 0 and ahead * 1000 / math.max(rate, margin(limits, now) * tonumber(limits.refused_rate or '0')) or 0
   if room and math.max(0, possible_at - now) + soonest > tonumber(ARGV[7]) then
     redis.call('ZREM', KEYS[2], ARGV[1])
     redis.call('ZREM', KEYS[3], ARGV[1])
@@ -81,8 +81,11 @@ redis.call('SET', KEYS[7], now, 'PX', 120000)
 redis.call('ZADD', KEYS[4], CREATING, ARGV[2])
 redis.call('HINCRBY', KEYS[5], 'creations', 1)
 if rate > 0 then
-  -- a waiter that woke a little late must not slow down everybody after it
-  local from = waited and math.max(possible_at, now - interval / 2) or now
+  -- a waiter that woke a little late must not slow down everybody after it; but where no burst passes, who comes after
+  -- it would be refused for coming too soon
+  local _, strict = margin(limits, now)
+  local slack = strict and math.max(0, interval - 1000 / tonumber(limits.refused_rate)) / 2 or interval / 2
+  local from = waited and math.max(possible_at, now - slack) or now
   possible_at = from + interval
   redis.call('HSET', KEYS[1], 'next_creation', string.format('%.3f', possible_at))
 end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 from redis import Redis
@@ -156,6 +157,24 @@ def test_from_one_refusal_to_the_next_the_rate_let_through_is_what_is_remembered
             tokens -= 1
     assert seen[1] == pytest.approx(5, rel=0.05)
     assert refused <= 0.03 * 600, seen
+
+
+@pytest.mark.parametrize("configured", [5, 10])
+def test_a_provider_that_lets_no_burst_pass_is_kept_busy(redis: Redis, configured: int) -> None:
+    """It refuses whatever comes less than 200 ms after the last; on the way each creation is up to 15 ms late."""
+    farm = Clocked(redis, creation_rate=configured)
+    random, last, refused, accepted = Random(7), 0.0, 0, 0
+    began = farm.now
+    for _ in range(600):
+        [creation] = farm.let_through()
+        arrived = farm.now + random.uniform(0, 15)
+        if arrived - last < 200:
+            refused += 1
+            farm.refuse_rate(creation, 1)
+        else:
+            accepted, last = accepted + 1, arrived
+    assert accepted / ((farm.now - began) / 1000) > 0.85 * 5
+    assert refused < 0.02 * accepted
 
 
 def test_while_nobody_creates_the_rate_does_not_grow(redis: Redis) -> None:

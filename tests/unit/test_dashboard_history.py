@@ -78,6 +78,8 @@ def test_a_full_ring_says_from_when_on_the_charts_are_whole() -> None:
 
 def test_quantiles_are_values_that_occurred() -> None:
     assert [nearest_rank([3, 1, 2], share) for share in (0.0, 0.5, 0.95)] == [1, 2, 3]
+    assert nearest_rank([1, 2, 3, 4], 0.5) == 2
+    assert nearest_rank(range(1, 21), 0.95) == 19
 
 
 @pytest.mark.parametrize(("value", "top"), [(0, 1), (0.3, 0.3), (3.2, 4), (7, 8), (11, 12), (99, 100), (2000, 2000)])
