@@ -34,6 +34,8 @@ class Reading:
     announced: Sequence[str]
     """Episodes in the run's stream of finished ones."""
     counters: Mapping[str, int]
+    metrics: Sequence[str]
+    """Where what is scraped is not what the receipts say (tests/support/metrics.py), as sentences."""
     leftovers: Mapping[str, Sequence[str]]
     """What is left, by kind: sandboxes, leases, permits, keys, processes, directories..."""
 
@@ -45,6 +47,7 @@ def violations(reading: Reading) -> list[str]:
         *_scores(reading),
         *_absences(reading),
         *_counters(reading),
+        *reading.metrics,
         *(f"left: {kind}: {item}" for kind, items in reading.leftovers.items() for item in items),
     ]
 

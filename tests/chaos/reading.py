@@ -8,6 +8,7 @@ from typing import cast
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from tests.chaos.invariants import Reading
+from tests.support.metrics import differences, scrape, series
 from tests.support.redis_server import announced, held, leaks
 
 
@@ -25,5 +26,6 @@ def read(
         written_at={episode: score / 1000 for episode, score in written},
         announced=announced(redis, run_id),
         counters={str(name): int(value) for name, value in redis.hgetall(Keys.COUNTERS).items()},
+        metrics=differences(farm, series(scrape(farm))),
         leftovers={"sandboxes": sandboxes, "keys": leaks(redis), **held(redis)},
     )

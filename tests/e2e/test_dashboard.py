@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Error
+from playwright.sync_api import Error, Request
 
 from deploy.embedded import EmbeddedRedis
 from orchestrator.vocabulary import Outcome
 from tests.e2e.commands import COMMAND
+from tests.support.bare_farm import a_receipt, leased
 from tests.support.browser import OpenPage, Watched
 from tests.support.farm import Field, open_field
 from tests.support.faults import ServiceFaults
@@ -130,6 +132,47 @@ def test_it_asks_at_least_once_a_second_and_is_sent_only_what_has_changed(
             break
     else:
         pytest.fail("its clock stands still")
+
+
+def test_a_running_episode_is_shown_within_two_seconds(lasting: Field, url: str, open_page: OpenPage) -> None:
+    """No stopwatch, which a busy machine would stop late: what is asked a second after an episode has begun is
+    answered with it, and there is a question every second (the test before this one)."""
+    watched = open_page()
+    answered: list[Request] = []
+    watched.page.on("requestfinished", lambda one: answered.append(one) if "/run/predict" in one.url else None)
+    watched.goto(url)
+    watched.wait_text("rollout farm", "header")
+
+    def shown_anew() -> bool:
+        """Whether the next answer comes from a new look, so that an older one could be shown longest."""
+        with watched.page.expect_response("**/run/predict**") as found:
+            pass
+        return 'data-pane="header"' in str(found.value.json()["data"][0])
+
+    wait_until(shown_anew, description="a look has just been taken")
+    spec, lease = leased(lasting.farm)
+    due = 1000 * (time.time() + 1)
+    try:
+        watched.wait(lambda: any(asked_at(one) >= due for one in answered), "a question of a second later is answered")
+        first = min(asked_at(one) for one in answered if asked_at(one) >= due)
+        told = [body(one) for one in answered if asked_at(one) <= first]
+        assert any(spec.episode_id in text for text in told), f"none of {len(told)} answers"
+        watched.wait_text("running", f"#episodes tr:has-text('{spec.episode_id}')")
+    finally:
+        lasting.farm.ledger.commit(a_receipt(spec), lease.token)
+    check_harmless(watched)
+
+
+def asked_at(request: Request) -> float:
+    """When the browser sent it, in unix milliseconds."""
+    return float(request.timing["startTime"])
+
+
+def body(request: Request) -> str:
+    """What it was answered."""
+    answer = request.response()
+    assert answer is not None
+    return str(answer.text())
 
 
 def test_hostile_output_is_shown_and_does_nothing(lasting: Field, url: str, open_page: OpenPage) -> None:

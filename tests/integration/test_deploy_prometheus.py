@@ -60,15 +60,25 @@ def test_the_rules_are_valid_and_do_what_their_tests_say() -> None:
 
 
 def test_each_alert_is_tested_firing_and_not_firing() -> None:
-    cases = [case for test in rule_tests() for case in test["alert_rule_test"]]
+    cases = [case for test in rule_tests() for case in test.get("alert_rule_test", ())]
     fires = {case["alertname"] for case in cases if case["exp_alerts"]}
     rests = {case["alertname"] for case in cases if not case["exp_alerts"]}
     assert fires == rests == {rule["alert"] for rule in rules() if "alert" in rule}
 
 
+def test_each_recording_rule_is_tested_with_its_values() -> None:
+    cases = [case for test in rule_tests() for case in test.get("promql_expr_test", ())]
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    assert recorded <= {case["expr"] for case in cases if case["exp_samples"]}
+
+
 @pytest.mark.parametrize(
     ("wanted", "instead"),
-    [("> 0.05", "> 0.5"), (">= 0.8", ">= 0.1"), ("== 0", "== 7"), ("for: 10m", "for: 1m"), ("|worker_lost", "")],
+    [
+        *(("> 0.05", "> 0.5"), (">= 0.8", ">= 0.1"), ("== 0", "== 7"), ("for: 10m", "for: 1m"), ("|worker_lost", "")),
+        *(("histogram_quantile(0.95", "histogram_quantile(0.05"), ('state="busy"', 'state="idle"')),
+        *(("rate(farm_episodes_total[5m])", "rate(farm_episodes_total[1h])"), ("max by (job, queue)", "sum by (job)")),
+    ],
 )
 def test_a_rule_that_was_changed_fails_its_tests(tmp_path: Path, wanted: str, instead: str) -> None:
     shutil.copytree(PROMETHEUS, tmp_path / "changed")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,14 +16,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.embedded import EmbeddedRedis
 from deploy.web_server import serving
 from orchestrator.cost import usd
+from orchestrator.counts import counts_of
 from orchestrator.errors import OutcomeUnknown, SettingsError
 from orchestrator.farm import Farm, open_farm
-from orchestrator.receipts import ReceiptFilter, Receipts
-from orchestrator.records import SettledReceipt
+from orchestrator.keys import Keys
+from orchestrator.metrics import read
 from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
 from orchestrator.web import create_app
 from tests.support.bare_farm import (
+    a_receipt,
     a_spec,
     admit,
     beat_slots,
@@ -36,6 +37,7 @@ from tests.support.bare_farm import (
 )
 from tests.support.farm import Field, open_field
 from tests.support.ground import Ground
+from tests.support.metrics import Series, check_equal, scrape, series
 from tests.support.policies import candidate, repaired, script
 from tests.support.processes import ROOT, Marked, worker_environment
 from tests.support.programs import program
@@ -46,66 +48,9 @@ from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.farm", "tests.support.scene"]
 
-Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def series(text: str) -> Series:
-    """Every sample by name and labels."""
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    found = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
-    assert len(found) == len(samples), "a series is there twice"
-    return found
-
 
 def value(found: Series, name: str, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
-
-
-def scrape(farm: Farm) -> str:
-    """What an orchestrator of its own answers."""
-    with serving(create_app(farm), "127.0.0.1", 0) as url:
-        return httpx.get(f"{url}/metrics", timeout=10).raise_for_status().text
-
-
-def of_receipts(found: Iterable[SettledReceipt]) -> dict[tuple[str, frozenset[tuple[str, str]]], Decimal]:
-    """The same totals, worked out from the receipts alone."""
-    wanted: Counter[tuple[str, frozenset[tuple[str, str]]]] = Counter()
-
-    def add(name: str, amount: Decimal | int, **labels: str) -> None:
-        wanted[name, frozenset(labels.items())] += amount  # type: ignore[assignment]
-
-    for settled in found:
-        receipt = settled.receipt
-        add("farm_episodes_total", 1, outcome=receipt.outcome)
-        for phase, seconds in receipt.phases.items():
-            add("farm_episode_phase_seconds_sum", Decimal(repr(seconds)), phase=phase)
-            add("farm_episode_phase_seconds_count", 1, phase=phase)
-        for step in receipt.operations:
-            if step.name == "terminal":
-                add("farm_tool_call_seconds_sum", Decimal(repr(step.seconds)))
-                add("farm_tool_call_seconds_count", 1)
-        if receipt.reward is not None:
-            add("farm_episode_reward_sum", Decimal(repr(receipt.reward)))
-            add("farm_episode_reward_count", 1)
-        add("farm_episode_cost_usd_count", 1)
-        for row in settled.allocations:
-            add("farm_cleanups_total", 1, result=row.state)
-            if row.sandbox_id is not None:
-                add("farm_sandboxes_created_total", 1, role=row.role)
-                cost = Decimal(row.cost_picousd or 0) / 10**12
-                add("farm_cost_usd_total", cost, role=row.role)
-                add("farm_episode_cost_usd_sum", cost)
-                add("farm_sandbox_seconds_total", Decimal(repr(row.running_seconds)), role=row.role)
-    return dict(wanted)  # type: ignore[arg-type]
-
-
-def check_equal(farm: Farm, found: Series) -> None:
-    """Every total is that of the receipts, to the last digit, and what they do not know is nought."""
-    wanted = of_receipts(Receipts(farm.redis, farm.ledger.allocations).select(ReceiptFilter()))
-    assert wanted
-    assert {key: float(amount) for key, amount in wanted.items()} == {key: found[key] for key in wanted}
-    names = {name for name, _ in wanted}
-    assert {key: amount for key, amount in found.items() if key[0] in names and key not in wanted and amount} == {}
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +160,39 @@ def test_what_reconcilers_cannot_settle_is_counted_until_it_is(scene: Scene) -> 
     scene.provider.refuse_list = None
     scene.pass_time(60)
     assert counted() == dict.fromkeys(Kind, 0)
+
+
+def test_a_scrape_asks_no_more_of_redis_however_many_receipts_there_are(farm: Farm) -> None:
+    """A bench times it (python -m tests.bench scrape); what must not grow for that is counted here."""
+    sample, written = a_receipt(a_spec(), Outcome.SOLVED, phases={Phase.POLICY: 1.0}), 0
+    text = sample.model_dump_json()
+
+    def asked(receipts: int) -> tuple[dict[str, int], int, int]:
+        """With so many receipts: calls by command, those inside scripts too; keys looked up; bytes answered."""
+        nonlocal written
+        pipeline, new = farm.redis.pipeline(), range(written, receipts)
+        for episode in (f"e-{number}" for number in new):
+            pipeline.set(Keys.receipt(episode), text.replace(sample.episode_id, episode), ex=100)
+            pipeline.xadd(Keys.finished(sample.run_id), {"episode": episode})
+        pipeline.expire(Keys.finished(sample.run_id), 100)
+        pipeline.zadd(Keys.RECEIPTS, {f"e-{number}": number for number in new})
+        for name, count in {"episodes:solved": 1, **counts_of(sample)}.items():
+            pipeline.hincrby(Keys.COUNTERS, name, count * len(new))
+        pipeline.execute()
+        written = receipts
+        farm.redis.config_resetstat()
+        assert read(farm).counters["episodes:solved"] == str(receipts)
+        calls = {name.removeprefix("cmdstat_"): row["calls"] for name, row in farm.redis.info("commandstats").items()}
+        stats = farm.redis.info("stats")
+        ours = {name: count for name, count in calls.items() if name not in ("info", "ping", "config|resetstat")}
+        return ours, stats["keyspace_hits"] + stats["keyspace_misses"], stats["total_net_output_bytes"]
+
+    asked(1)  # connections are made and scripts loaded
+    (few, few_keys, few_bytes), (many, many_keys, many_bytes) = asked(10), asked(2000)
+    assert few["hgetall"] >= 1
+    assert many == few
+    assert many_keys == few_keys
+    assert many_bytes - few_bytes < 500, "numbers have more digits, and that is all"
 
 
 def test_a_late_settlement_is_in_the_cost_of_its_episode_and_counted_once(redis_url: str) -> None:

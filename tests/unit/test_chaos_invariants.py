@@ -65,6 +65,7 @@ CLEAN = Reading(
     written_at={"e-1": 9},
     announced=["e-1"],
     counters=_COUNTERS,
+    metrics=[],
     leftovers={"sandboxes": []},
 )
 
@@ -95,6 +96,7 @@ def test_a_clean_round_has_no_violations() -> None:
             lambda r: replace(r, receipts={"e-1": settled(Outcome.SOLVED, 1.0, _VERIFIER, _VERIFIER)}),
             "e-1 ended solved, its absent sandboxes",
         ),
+        (lambda r: replace(r, metrics=["farm_workers says 2"]), "farm_workers says 2"),
         (lambda r: replace(r, counters={**r.counters, "phase:setup:sum": 1}), "counter phase:setup:sum says 1"),
         (lambda r: replace(r, counters={**r.counters, "reward:sum": 0}), "counter reward:sum says 0, the receipts 1"),
         (lambda r: replace(r, leftovers={"leases": ["e-1"]}), "left: leases: e-1"),
