@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ from tests.support.policies import weekly_sales
 from tests.support.processes import Marked, children, worker_environment
 from tests.support.tiny_policy import SUBMIT, save_model, shell
 from tests.support.waiting import wait_until
+from tests.trainer.two_plans import LOSING_RUN
 from trainer.evaluation.chat_template import load_tokenizer
 from trainer.training import TrainingPlan, checkpoint_of, train
 
@@ -257,6 +259,21 @@ def test_two_processes_train_as_one_run(farm: Field, start: Start, model: Path, 
     assert [len(trainers) for trainers in drivers.values()] == [1, 1], "each process drives its own group"
     assert len(set.union(*drivers.values())) == 2
     assert rows_of(tmp_path / "out" / "metrics.jsonl")[0]["episodes/finished"] == 4
+    check_what_the_second_lost(first["lost"], second["lost"])
+
+
+def check_what_the_second_lost(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """One group over both, whose last row was aborted: it alone is left out, by the process that it belongs to."""
+    assert (first.pop("masked"), second.pop("masked")) == ([False, False], [False, True])
+    assert first == second, "both know the same, and have the same weights"
+    assert first["groups"] == [f"{LOSING_RUN}-b0-g0"]
+    assert first["rewards"] == [1.0, 0.0, 0.0, None]
+    third = 1 / math.sqrt(3)
+    assert first["advantages"] == pytest.approx([2 * third, -third, -third, 0.0], rel=1e-3), "of three, not of four"
+    assert first["counts"] == {
+        "episodes/finished": 4, "episodes/aborted": 1, "episodes/aborted/sandbox_lost": 1, "episodes/excluded": 1
+    }  # fmt: skip
+    assert first["moved"]
 
 
 def test_one_processs_death_ends_its_own_episodes_only(farm: Field, start: Start, slow_model: Path) -> None:
