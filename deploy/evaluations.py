@@ -44,6 +44,7 @@ class Options:
     retry_failed: bool
     label: str
     workers: int
+    worker_patience_seconds: float
 
 
 def run_evaluation(options: Options, settings: Settings) -> None:
@@ -74,7 +75,7 @@ def run_evaluation(options: Options, settings: Settings) -> None:
             farm = stack.enter_context(LocalFarm(settings, workers=options.workers, temporary=True))
             resolved, check = farm.settings, farm.check
         pool = stack.enter_context(Pool(resolved, run_id=identity.run_id))
-        _collect(pool, identity, tasks, policy, file, left, check, options.parallel)
+        _collect(pool, identity, tasks, policy, file, left, check, options)
 
 
 def _collect(
@@ -85,14 +86,18 @@ def _collect(
     file: ResultsFile,
     left: Sequence[Planned],
     check: Callable[[], None],
-    parallel: int | None,
+    options: Options,
 ) -> None:
     capacity = pool.capacity()
     if not capacity.live_slots:
-        errors().print("no worker is alive yet; waiting for one (rollout-farm worker starts one)", markup=False)
+        errors().print(
+            f"no worker is alive yet; waiting {options.worker_patience_seconds:g} s for one (rollout-farm worker starts"
+            " one)",
+            markup=False,
+        )
     # More than the policy answers at once would spend their windows waiting for each other's answers.
     fitting = min(capacity.live_slots or _SLOTS_EXPECTED, capacity.concurrency_limit, policy.batch)
-    places = parallel or max(1, fitting)
+    places = options.parallel or max(1, fitting)
     if places > policy.batch:
         errors().print(
             f"--parallel {places} is more than the --batch of {policy.batch}: episodes wait for each other's answers "
@@ -108,7 +113,14 @@ def _collect(
             bar.advance(row)
 
         collector = Collector(
-            pool, identity, tasks, policy, keep=keep, keep_interrupted=file.add_interrupted, check=check
+            pool,
+            identity,
+            tasks,
+            policy,
+            keep=keep,
+            keep_interrupted=file.add_interrupted,
+            check=check,
+            worker_patience_seconds=options.worker_patience_seconds,
         )
         collector.collect(left, parallel=places)
 

@@ -79,7 +79,7 @@ def trained(
         {"max_completion_length": 6},
     ],
 )
-def test_ids_masks_completions_rewards_and_commands_are_trls_own(tmp_path: Path, changes: dict[str, int]) -> None:
+def test_ids_masks_completions_rewards_and_commands_are_trls_own(tmp_path: Path, changes: dict[str, Any]) -> None:
     serial, serial_pool = trained(GRPOTrainer, tmp_path / "serial", **changes)
     parallel, parallel_pool = trained(FarmGRPOTrainer, tmp_path / "parallel", **changes)
     for part in range(5):  # prompt ids, completion ids, tool mask, completions, logprobs
