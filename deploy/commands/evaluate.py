@@ -70,12 +70,9 @@ def evaluate(
 
     if (model is None) == (script is None):
         raise SettingsError("say who acts: either --model or --script")
+    tokens, turns = max_completion_tokens, max_turns
     sampling = Sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        max_completion_tokens=max_completion_tokens,
-        max_turns=max_turns,
+        temperature=temperature, top_p=top_p, top_k=top_k, max_completion_tokens=tokens, max_turns=turns
     )
     _run(
         Options(
