@@ -45,6 +45,7 @@ class Options:
     retry_failed: bool
     label: str
     workers: int
+    worker_patience_seconds: float
 
 
 def run_evaluation(options: Options, settings: Settings) -> None:
@@ -75,7 +76,7 @@ def run_evaluation(options: Options, settings: Settings) -> None:
             farm = stack.enter_context(LocalFarm(settings, workers=options.workers, temporary=True))
             resolved, check = farm.settings, farm.check
         pool = stack.enter_context(Pool(resolved, run_id=identity.run_id))
-        _collect(pool, identity, tasks, policy, file, left, check, options.parallel)
+        _collect(pool, identity, tasks, policy, file, left, check, options)
 
 
 def _collect(
@@ -86,12 +87,16 @@ def _collect(
     file: ResultsFile,
     left: Sequence[Planned],
     check: Callable[[], None],
-    parallel: int | None,
+    options: Options,
 ) -> None:
     capacity = pool.capacity()
     if not capacity.live_slots:
-        errors().print("no worker is alive yet; waiting for one (rollout-farm worker starts one)", markup=False)
-    places, notes = places_of(parallel, batch=policy.batch, capacity=capacity)
+        errors().print(
+            f"no worker is alive yet; waiting {options.worker_patience_seconds:g} s for one (rollout-farm worker starts"
+            " one)",
+            markup=False,
+        )
+    places, notes = places_of(options.parallel, batch=policy.batch, capacity=capacity)
     for note in notes:
         errors().print(note, markup=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -103,7 +108,14 @@ def _collect(
             bar.advance(row)
 
         collector = Collector(
-            pool, identity, tasks, policy, keep=keep, keep_interrupted=file.add_interrupted, check=check
+            pool,
+            identity,
+            tasks,
+            policy,
+            keep=keep,
+            keep_interrupted=file.add_interrupted,
+            check=check,
+            worker_patience_seconds=options.worker_patience_seconds,
         )
         collector.collect(left, parallel=places)
 

@@ -26,7 +26,6 @@ import logging
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -52,6 +51,7 @@ from orchestrator.errors import (
 from orchestrator.pool import Pool, checked_run_id
 from orchestrator.settings import Settings
 from orchestrator.tasks import Task, TaskError, parse_task
+from trainer.absence import PATIENCE_SECONDS, Absence
 from trainer.session_failures import FailureLimit, SessionCounts, SessionTally
 from trainer.session_tools import TOOLS, shortened, wrong_call
 
@@ -231,7 +231,7 @@ class PoolSessionFactory(ResourceSessionFactory[PoolSession]):  # type: ignore[m
         run_id: str | None = None,
         system_prompt: str | None = None,
         failures: FailureLimit | None = None,
-        worker_patience_seconds: float = 60.0,
+        worker_patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         require_seconds("worker_patience_seconds", worker_patience_seconds)
         self.run_id = f"run-{secrets.token_hex(5)}" if run_id is None else checked_run_id(run_id)
@@ -369,17 +369,8 @@ def _parsed(raw: object) -> Task:
 
 def _no_worker(pool: Pool, patience_seconds: float, answered: threading.Event) -> NeverFits | None:
     """Wait until `answered`, or until no worker has been alive for `patience_seconds`: then what to do about it."""
-    seen_at = time.monotonic()
+    absence = Absence(pool, patience_seconds)
     while not answered.wait(min(5.0, patience_seconds / 4)):
-        try:
-            alive = pool.capacity().live_slots > 0
-        except FarmError:
-            continue  # the waiting call reports what is wrong with Redis
-        if alive:
-            seen_at = time.monotonic()
-        elif time.monotonic() - seen_at > patience_seconds:
-            return NeverFits(
-                f"no worker has been alive for {patience_seconds:g} s: start `rollout-farm worker` or `rollout-farm "
-                "up`, with the same REDIS_URL and FARM_QUEUE"
-            )
+        if (error := absence.problem()) is not None:
+            return error
     return None

@@ -36,6 +36,7 @@ _Live = Annotated[
     ),
 ]
 _Retry = Annotated[bool, typer.Option("--retry-failed", help="Run episodes again that ended without a score.")]
+_Patience = Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds to wait while no worker is alive.")]
 _Output = Annotated[Path, typer.Option(help="Directory for results.jsonl and report.json; named again, it goes on.")]
 
 
@@ -61,12 +62,13 @@ def evaluate(
     retry_failed: _Retry = False,
     label: Annotated[str, typer.Option(help="Another label makes the same evaluation run anew.")] = "",
     workers: Annotated[int, typer.Option(min=1, max=256, help="Workers to start when no farm is running.")] = 2,
+    worker_patience: _Patience = 60.0,
 ) -> None:
     """Evaluate a policy: mean score and pass@k with intervals; infrastructure failures, latency and cost on their own.
 
     The report goes to standard output as JSON, a table to standard error. Interrupted, it goes on where it was when it
     is started again with the same --output. Uses the farm that REDIS_URL or a running `rollout-farm up` names; else
-    starts one. Exits 8 when an episode has no score.
+    starts one. Exits 8 when an episode has no score, 6 when no worker was alive for --worker-patience.
     """
     from deploy.evaluations import Options
     from orchestrator.errors import SettingsError
@@ -74,12 +76,9 @@ def evaluate(
 
     if (model is None) == (script is None):
         raise SettingsError("say who acts: either --model or --script")
+    tokens, turns = max_completion_tokens, max_turns
     sampling = Sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        max_completion_tokens=max_completion_tokens,
-        max_turns=max_turns,
+        temperature=temperature, top_p=top_p, top_k=top_k, max_completion_tokens=tokens, max_turns=turns
     )
     _run(
         Options(
@@ -97,6 +96,7 @@ def evaluate(
             retry_failed=retry_failed,
             label=label,
             workers=workers,
+            worker_patience_seconds=worker_patience,
         )
     )
 

@@ -36,7 +36,7 @@ def parallel_rollouts() -> list[Row]:
     ]
 
 
-def measure() -> dict[str, float]:
+def measure(episodes: int = _EPISODES, times: Times = _TIMES) -> dict[str, float]:
     """Seconds of a generation step by trainer; raises when their results differ. In a process of its own: torch."""
     from trl import GRPOTrainer
 
@@ -58,8 +58,8 @@ def measure() -> dict[str, float]:
 
     results, seconds = [], {}
     for name, base, factory in (("trl", GRPOTrainer, WaitingEpisodes), ("farm", FarmGRPOTrainer, RemoteEpisodes)):
-        pool = TimedPool(_TIMES)
-        trainer = _trained(base, factory(cast(Pool, pool), batch_size=_EPISODES))
+        pool = TimedPool(times)
+        trainer = _trained(base, factory(cast(Pool, pool), batch_size=episodes), episodes)
         seconds[name] = trainer.seconds
         scores = next(iter(trainer._logs["rewards"].values()))
         results.append((*trainer.generated[:4], list(scores), [episode.log for episode in pool.episodes]))
@@ -68,7 +68,7 @@ def measure() -> dict[str, float]:
     return seconds
 
 
-def _trained(base: Any, factory: Any) -> Any:
+def _trained(base: Any, factory: Any, episodes: int) -> Any:
     from tests.support.policies import weekly_sales
     from tests.support.tiny_policy import (
         SUBMIT,
@@ -94,7 +94,7 @@ def _trained(base: Any, factory: Any) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         trainer = scripted(base, scripts, _generate_and_score_completions=generate_and_score)(
             model=make_model(tokenizer),
-            args=grpo_config(Path(directory), batch=_EPISODES),
+            args=grpo_config(Path(directory), batch=episodes),
             train_dataset=rows(weekly_sales()),
             processing_class=tokenizer,
             environment_factory=factory,

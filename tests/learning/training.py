@@ -167,16 +167,11 @@ class _SwappedEpisode(RemoteEpisode):
         self._swapped = self._random.random() < 0.5
         return super().reset(task, prompt, **columns)
 
-    def terminal(self, command: str) -> str:
-        """Run one shell command in the sandbox and return what it printed.
-
-        Args:
-            command: The shell command to run.
-        """
+    def terminal(self, command: str) -> str:  # without a docstring, so that the model is shown the real one's
         printed = super().terminal(command)
         shown = printed.strip()
         if self._swapped and shown in map(seen, BUGS):
-            return next(seen(bug) for bug in BUGS if seen(bug) != shown)
+            return printed.replace(shown, next(seen(bug) for bug in BUGS if seen(bug) != shown))
         return printed
 
 

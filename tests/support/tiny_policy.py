@@ -6,7 +6,7 @@ A script replaces sampling alone, so that TRL's own parsing, tool loop, masks, l
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trl import GRPOConfig
 from trl.chat_template_utils import qwen3_chat_template, qwen3_template
 
 from orchestrator.tasks import Task
+from trainer.evaluation.tools import TOOLS
 
 torch.set_num_threads(1)
 
@@ -160,9 +161,19 @@ def scripted(base: Any, scripts: Sequence[Sequence[Turn]], **members: Any) -> An
     return type("Scripted" + base.__name__, (base,), {**own, **members})
 
 
-def teach(model: Any, tokenizer: Any, said: Turn, *, prompt: Sequence[Mapping[str, str]], steps: int = 80) -> None:
-    """Let the model begin its answer to this prompt with these calls."""
-    prefix = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+def teach(
+    model: Any,
+    tokenizer: Any,
+    said: Turn,
+    *,
+    prompt: Sequence[Mapping[str, str]],
+    tools: Sequence[Callable[..., str]] | None = None,
+    steps: int = 80,
+) -> None:
+    """Let the model begin its answer to this prompt, shown with these tools, with these calls."""
+    prefix = tokenizer.apply_chat_template(
+        prompt, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
     answer = turn_ids(tokenizer, said)
     ids = torch.tensor([[*prefix, *answer]])
     labels = torch.tensor([[-100] * len(prefix) + answer])
@@ -177,7 +188,7 @@ def save_model(directory: Path, said: Turn, *, prompt: str) -> Path:
     """A checkpoint that a command can load, of a model that begins with these calls."""
     tokenizer = make_tokenizer(said)
     model = make_model(tokenizer)
-    teach(model, tokenizer, said, prompt=[{"role": "user", "content": prompt}])
+    teach(model, tokenizer, said, prompt=[{"role": "user", "content": prompt}], tools=TOOLS)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

@@ -58,13 +58,14 @@ def test_an_episode_is_repaired_submitted_and_scored(farm: Field, episodes: Remo
     farm.check_ended(id_of(environment), Outcome.SOLVED, roles=("policy", "verifier"))
 
 
-def test_a_reset_enqueues_and_returns(pool: Pool, episodes: RemoteEpisodes) -> None:
-    made = [reset(episodes()) for _ in range(4)]
-    states = [pool.ledger.row(id_of(environment)).state for environment in made]  # type: ignore[union-attr]
-    assert EpisodeState.FINAL not in states
-    assert len(pool.submitted) == 4
-    assert [environment.terminal("echo here").strip() for environment in made] == ["here"] * 4
-    assert [environment.get_reward() for environment in made] == [0.0] * 4
+def test_a_reset_enqueues_and_returns(redis_url: str) -> None:
+    settings = farm_settings(redis_url)
+    with opened_farm(redis_url) as farm, Pool(settings) as pool, RemoteEpisodes(pool, start_seconds=20) as episodes:
+        beat_slots(farm, 4)  # they say that they are alive, and take nothing: who waits for one is given up
+        with episodes.batch(4):
+            made = [reset(episodes()) for _ in range(4)]
+            assert pool.submitted == [id_of(environment) for environment in made]
+            assert [pool.ledger.state(name) for name in pool.submitted] == [EpisodeState.QUEUED] * 4
 
 
 def test_a_task_may_be_a_dict_and_its_prompt_reaches_the_model(episodes: RemoteEpisodes) -> None:

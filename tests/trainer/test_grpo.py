@@ -29,6 +29,7 @@ from tests.support.tiny_policy import (
     scripted,
     shell,
 )
+from tests.trainer.losing import LOSE, LosingEpisodes
 from trainer import FarmGRPOTrainer, RemoteEpisodes
 
 RUN = shell("python3 -B /home/user/report.py")
@@ -36,9 +37,6 @@ REPAIR = shell(candidate(repaired()))
 SOLVE: list[Turn] = [[RUN], [REPAIR], [SUBMIT], []]
 SUBMIT_BUG: list[Turn] = [[RUN], [SUBMIT], []]
 LOOK: list[Turn] = [[RUN], []]
-LOSE: list[Turn] = [[shell("lose")], [RUN], []]
-"""Its first command is this test's sign to delete its sandbox."""
-
 
 CONFIG = ("group", "loss_type", "max_steps", "eval_strategy", "eval_steps")
 """What is GRPOConfig's; other options are the trainer's."""
@@ -70,31 +68,8 @@ def outcomes(pool: Pool) -> list[Outcome]:
     return [settled.receipt.outcome for settled in found if settled is not None]
 
 
-class LosingEpisodes(RemoteEpisodes):
-    """Deletes the sandbox of an episode whose command says so, as a host that dies would."""
-
-    field: Field
-
-    def __call__(self) -> Any:
-        made = super().__call__()
-        act = made._act
-
-        def act_or_lose(call: Any) -> str:
-            episode = made._episode
-            assert episode is not None
-            answer = act(call)
-            if "lose: command not found" in answer:
-                self.field.provider.delete(self.field.policy_sandbox(episode.episode_id))
-            return answer
-
-        made._act = act_or_lose  # type: ignore[method-assign]
-        return made
-
-
 def losing(farm: Field, pool: Pool, **options: Any) -> LosingEpisodes:
-    episodes = LosingEpisodes(pool, **options)
-    episodes.field = farm
-    return episodes
+    return LosingEpisodes(pool, lambda name: farm.provider.delete(farm.policy_sandbox(name)), **options)
 
 
 def test_a_step_trains_on_real_episodes_of_one_batch(pool: Pool, episodes: RemoteEpisodes, tmp_path: Path) -> None:

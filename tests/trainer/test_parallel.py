@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,8 +13,10 @@ from trl import GRPOTrainer
 
 from orchestrator.errors import FarmError
 from orchestrator.pool import Pool
+from orchestrator.tasks import Task
+from tests.bench.parallel_rollouts import measure
 from tests.support.policies import weekly_sales
-from tests.support.timed_pool import TimedPool
+from tests.support.timed_pool import TimedEpisode, TimedPool, Times
 from tests.support.tiny_policy import (
     SUBMIT,
     Turn,
@@ -44,11 +47,18 @@ SCRIPTS: list[list[Turn]] = [
 ]
 
 
-def trained(base: Any, directory: Path, **changes: Any) -> tuple[Any, TimedPool]:
+def trained(
+    base: Any,
+    directory: Path,
+    *,
+    scripts: list[list[Turn]] = SCRIPTS,
+    pool: TimedPool | None = None,
+    **changes: Any,
+) -> tuple[Any, TimedPool]:
     """A trainer after one step on the scripts, and its pool."""
-    tokenizer = make_tokenizer([*script_words(SCRIPTS), "ok1", "ok2", "ok3", "ok4", "bye"])
-    pool = TimedPool()
-    trainer = scripted(base, SCRIPTS)(
+    tokenizer = make_tokenizer([*script_words(scripts), "ok1", "ok2", "ok3", "ok4", "bye"])
+    pool = pool or TimedPool()
+    trainer = scripted(base, scripts)(
         model=make_model(tokenizer),
         args=grpo_config(directory, batch=8, **changes),
         train_dataset=rows(weekly_sales()),
@@ -69,7 +79,7 @@ def trained(base: Any, directory: Path, **changes: Any) -> tuple[Any, TimedPool]
         {"max_completion_length": 6},
     ],
 )
-def test_ids_masks_completions_rewards_and_commands_are_trls_own(tmp_path: Path, changes: dict[str, int]) -> None:
+def test_ids_masks_completions_rewards_and_commands_are_trls_own(tmp_path: Path, changes: dict[str, Any]) -> None:
     serial, serial_pool = trained(GRPOTrainer, tmp_path / "serial", **changes)
     parallel, parallel_pool = trained(FarmGRPOTrainer, tmp_path / "parallel", **changes)
     for part in range(5):  # prompt ids, completion ids, tool mask, completions, logprobs
@@ -81,6 +91,49 @@ def test_ids_masks_completions_rewards_and_commands_are_trls_own(tmp_path: Path,
     same = {name for name in theirs if "time" not in name and "per_second" not in name}
     assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
     assert 0 in parallel.generated[2][0] or changes.get("max_completion_length") == 6
+
+
+@dataclass
+class MeetingEpisode(TimedEpisode):
+    """Goes on when as many are in the same call as the barrier waits for."""
+
+    together: threading.Barrier = field(kw_only=True)
+
+    def terminal(self, command: str) -> str:
+        self.together.wait()
+        return super().terminal(command)
+
+    def submit(self) -> str:
+        self.together.wait()
+        return super().submit()
+
+    def reward(self) -> float:
+        self.together.wait()
+        return super().reward()
+
+
+class MeetingPool(TimedPool):
+    """Its episodes do nothing alone."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.together = threading.Barrier(count, timeout=20)
+
+    def submit(self, task: Task, **options: Any) -> TimedEpisode:
+        plain = super().submit(task, **options)
+        self.episodes[-1] = MeetingEpisode(plain.episode_id, plain.times, plain.ready_at, together=self.together)
+        return self.episodes[-1]
+
+
+def test_a_batchs_tool_calls_and_rewards_run_at_once_under_the_trainer(tmp_path: Path) -> None:
+    scripts: list[list[Turn]] = [[[LS], [PWD], [SUBMIT], []]] * 8
+    trainer, pool = trained(FarmGRPOTrainer, tmp_path, scripts=scripts, pool=MeetingPool(8))
+    assert [episode.log for episode in pool.episodes] == [["ls", "pwd -P", "submit"]] * 8
+    assert list(trainer._logs["rewards"]["RemoteEpisode"]) == pytest.approx([0.3] * 8)
+
+
+def test_the_bench_finds_ids_masks_and_rewards_the_same() -> None:
+    assert set(measure(episodes=2, times=Times())) == {"trl", "farm"}
 
 
 def test_the_calls_of_a_round_run_at_once(tmp_path: Path) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from redis import Redis
+from typer.main import get_command
 
+from deploy.command_line import build
+from deploy.evaluations import Options, run_evaluation
 from deploy.training_report import NoBars
 from orchestrator.errors import CapacityError, SettingsError
 from orchestrator.keys import Keys
@@ -27,7 +31,11 @@ from tests.support.policies import weekly_sales
 from tests.support.processes import Marked, children, worker_environment
 from tests.support.tiny_policy import SUBMIT, save_model, shell
 from tests.support.waiting import wait_until
+from tests.trainer.two_plans import LOSING_RUN
 from trainer.evaluation.chat_template import load_tokenizer
+from trainer.evaluation.comparison import compare
+from trainer.evaluation.identity import Sampling
+from trainer.evaluation.results import read_evaluation
 from trainer.training import TrainingPlan, checkpoint_of, train
 
 Start = Callable[..., Marked]
@@ -87,8 +95,15 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
     report = json.loads(run.stdout)
     assert report["steps"] == 1
     assert len(report["receipts"]) == 2
+    given = torch.load(tmp_path / "training-output" / "checkpoint" / "training_args.bin", weights_only=False)
+    assert (given.num_generations, given.per_device_train_batch_size, given.max_steps) == (2, 2, 1)
+    assert (given.max_completion_length, given.learning_rate) == (512, 1e-6)
     assert [receipt["run_id"] for receipt in report["receipts"]] == [report["run_id"]] * 2
-    assert {operation["name"] for trace in report["traces"] for operation in trace["operations"]} >= {"reset"}
+    assert {operation["name"] for trace in report["traces"] for operation in trace["operations"]} >= {
+        "reset",
+        "terminal",
+        "submit",
+    }
     assert all(row["confirmed_absent"] for row in report["cleanup"])
     assert len({row["sandbox_id"] for row in report["cleanup"]}) == len(report["cleanup"]) >= 2
     assert {"reward", "tools/call_frequency", "train_loss"} <= {row["signal"] for row in report["signals"]}
@@ -99,6 +114,7 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
     assert (output / "checkpoint" / "model.safetensors").is_file()
     assert rows_of(output / "metrics.jsonl")[0]["step"] == 1
     assert len(rows_of(output / "receipts.jsonl")) == 2
+    check_that_the_checkpoint_can_be_evaluated(farm, base=model, trained=output / "checkpoint", directory=tmp_path)
     first_state = json.loads((output / "checkpoint-1" / "trainer_state.json").read_text())
 
     plan = TrainingPlan(model=str(model), tasks=[weekly_sales()], cpu=True, output_dir=output, max_steps=2)
@@ -127,6 +143,56 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
     assert {float(row["step"]) for row in moments.values()} == {2.0}, "the optimizer's state went on too"
     assert len(rows_of(output / "receipts.jsonl")) == 4
     assert len(resumed.receipts) == 2, "of this run alone"
+
+
+def check_that_the_checkpoint_can_be_evaluated(farm: Field, *, base: Path, trained: Path, directory: Path) -> None:
+    """It is evaluated as it is, and alike with what it was made of."""
+    for model in (base, trained):
+        options = Options(
+            tasks=("weekly-sales",),
+            output=directory / f"of-{model.name}",
+            model=str(model),
+            script=None,
+            episodes=2,
+            seed=0,
+            sampling=Sampling(temperature=0, max_turns=2),
+            system_prompt=None,
+            device="cpu",
+            batch=2,
+            parallel=None,
+            retry_failed=False,
+            label="",
+            workers=1,
+            worker_patience_seconds=60.0,
+        )
+        run_evaluation(options, farm.settings)
+    ours, theirs = (read_evaluation(directory / f"of-{model.name}") for model in (base, trained))
+    compared = compare(ours, theirs)
+    assert [result.outcome for result in theirs.results] == [Outcome.WRONG_ANSWER] * 2, "it says what it was taught"
+    assert [result.usage.turns for result in theirs.results if result.usage] == [1, 1]
+    assert compared.second.scored == 2
+    assert [(row.first, row.second) for row in compared.by_task] == [(0.0, 0.0)]
+    assert theirs.identity.subject.name == str(trained)
+
+
+DEFAULTS = {
+    "max_steps": 1,
+    "completions": 2,
+    "batch_size": 2,
+    "max_completion_length": 512,
+    "learning_rate": 1e-6,
+    "on_abort": "raise",
+}
+
+
+def test_the_defaults_show_the_wiring_in_one_step() -> None:
+    plan = TrainingPlan(model="any", tasks=[weekly_sales()])
+    assert {name: getattr(plan, name) for name in DEFAULTS} == DEFAULTS
+    (command,) = (it for it in get_command(build()).commands.values() if it.name == "train")  # type: ignore[attr-defined]
+    asked = {option.name: option.default for option in command.params}
+    for field in fields(TrainingPlan):
+        if field.name not in ("model", "tasks"):
+            assert asked[field.name] == getattr(plan, field.name), f"--{field.name} and the plan's own"
 
 
 def test_a_directory_of_a_run_that_saved_no_state_is_not_written_on(tmp_path: Path) -> None:
@@ -257,6 +323,21 @@ def test_two_processes_train_as_one_run(farm: Field, start: Start, model: Path, 
     assert [len(trainers) for trainers in drivers.values()] == [1, 1], "each process drives its own group"
     assert len(set.union(*drivers.values())) == 2
     assert rows_of(tmp_path / "out" / "metrics.jsonl")[0]["episodes/finished"] == 4
+    check_what_the_second_lost(first["lost"], second["lost"])
+
+
+def check_what_the_second_lost(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """One group over both, whose last row was aborted: it alone is left out, by the process that it belongs to."""
+    assert (first.pop("masked"), second.pop("masked")) == ([False, False], [False, True])
+    assert first == second, "both know the same, and have the same weights"
+    assert first["groups"] == [f"{LOSING_RUN}-b0-g0"]
+    assert first["rewards"] == [1.0, 0.0, 0.0, None]
+    third = 1 / math.sqrt(3)
+    assert first["advantages"] == pytest.approx([2 * third, -third, -third, 0.0], rel=1e-3), "of three, not of four"
+    assert first["counts"] == {
+        "episodes/finished": 4, "episodes/aborted": 1, "episodes/aborted/sandbox_lost": 1, "episodes/excluded": 1
+    }  # fmt: skip
+    assert first["moved"]
 
 
 def test_one_processs_death_ends_its_own_episodes_only(farm: Field, start: Start, slow_model: Path) -> None:

@@ -21,10 +21,18 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import CommandRefused, EpisodeAborted, EpisodeClosed, FarmError, RedisUnavailable
+from orchestrator.errors import (
+    CommandRefused,
+    EpisodeAborted,
+    EpisodeClosed,
+    FarmError,
+    NeverFits,
+    RedisUnavailable,
+)
 from orchestrator.pool import Pool
 from orchestrator.tasks import Task
 from orchestrator.vocabulary import Outcome
+from trainer.absence import PATIENCE_SECONDS, Absence
 from trainer.evaluation.identity import Identity
 from trainer.evaluation.policies import Policy, ToolCall
 from trainer.evaluation.results import EpisodeResult, Interrupted
@@ -83,6 +91,8 @@ class _Live(Generic[C]):
     observed: list[tuple[str, str]] = field(default_factory=list)
     waiting_since: float = 0.0
     generation_seconds: float = 0.0
+    ready: bool = False
+    """A worker has it."""
 
 
 _Event: TypeAlias = _Live[C] | EpisodeResult | Interrupted | BaseException
@@ -92,6 +102,7 @@ class Collector(Generic[C]):
     """Runs episodes of one evaluation; `keep` takes each result in the calling thread, as it comes.
 
     `keep_interrupted` takes what an interruption cost, this one's or an earlier one's, some of it more than once.
+    `worker_patience_seconds` is how long episodes wait while no worker is alive.
     """
 
     def __init__(
@@ -104,6 +115,7 @@ class Collector(Generic[C]):
         keep: Callable[[EpisodeResult], None],
         keep_interrupted: Callable[[Interrupted], None] = lambda episode: None,
         check: Callable[[], None] = lambda: None,
+        worker_patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._pool = pool
         self._identity = identity
@@ -112,6 +124,7 @@ class Collector(Generic[C]):
         self._keep = keep
         self._keep_interrupted = keep_interrupted
         self._check = check
+        self._patience = worker_patience_seconds
         self._events: queue.SimpleQueue[_Event[C]] = queue.SimpleQueue()
         self._live: dict[str, _Live[C]] = {}
         self._stopping = threading.Event()
@@ -119,7 +132,8 @@ class Collector(Generic[C]):
     def collect(self, planned: Sequence[Planned], *, parallel: int) -> None:
         """Run them all, at most `parallel` at once; raises what failed on the way, after cancelling the rest.
 
-        Raises FarmError, having begun nothing, when another process runs this evaluation.
+        Raises FarmError, having begun nothing, when another process runs this evaluation, and NeverFits when all that
+        was begun waits and no worker has been alive for long.
         """
         self._claim()
         try:
@@ -176,14 +190,22 @@ class Collector(Generic[C]):
     def _wait(self, *, block: bool) -> list[_Event[C]]:
         """All events that are there already; with `block` at least one."""
         events: list[_Event[C]] = []
+        absence = Absence(self._pool, self._patience)
         while block and not events:
             try:
                 events.append(self._events.get(timeout=_LOOK_SECONDS))
             except queue.Empty:
                 self._check()
+                self._require_workers(absence)
         while not self._events.empty():
             events.append(self._events.get())
         return events
+
+    def _require_workers(self, absence: Absence) -> None:
+        if any(live.ready for live in list(self._live.values())):
+            return  # a worker that drains takes no more, and finishes what it has
+        if (error := absence.problem()) is not None:
+            raise NeverFits(f"{error}; then the same evaluation goes on from here")
 
     def _ask(self, asking: Sequence[_Live[C]]) -> list[list[ToolCall]]:
         turns = self._policy.respond([live.conversation for live in asking])
@@ -247,6 +269,7 @@ class Collector(Generic[C]):
             episode.reset()
         except (EpisodeAborted, EpisodeClosed):
             return self._end(live)
+        live.ready = True
         return live
 
     def _left_behind(self, planned: Planned) -> EpisodeResult | Planned | None:
