@@ -32,8 +32,11 @@ class User:
     temporary: Path
     started: list[Marked] = field(default_factory=list)
 
-    def start(self, *arguments: str, template: warm.Template | None = None, **environment: str) -> Marked:
-        """Start a command: the installed one, or a warm one where that is under test elsewhere."""
+    def start(self, *arguments: str, **environment: str) -> Marked:
+        """Start a command."""
+        return self._start(arguments, environment, None)
+
+    def _start(self, arguments: tuple[str, ...], environment: dict[str, str], template: warm.Template | None) -> Marked:
         given = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "REDIS_", "E2B_"))}
         given |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), **environment}
         output = self.temporary.parent / f"output-{len(self.started)}"
@@ -45,8 +48,8 @@ class User:
     def run(
         self, *arguments: str, seconds: float = 60, template: warm.Template | None = None, **environment: str
     ) -> tuple[int, Marked]:
-        """Run a command to its end."""
-        process = self.start(*arguments, template=template, **environment)
+        """Run a command to its end: the installed one, or a warm one where other tests run the installed one."""
+        process = self._start(arguments, environment, template)
         return process.wait(seconds), process
 
     def redis(self) -> Redis | None:
