@@ -14,6 +14,7 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
+from tests.support import warm
 from tests.support.processes import ROOT, Marked
 from tests.support.waiting import wait_until
 
@@ -33,16 +34,22 @@ class User:
 
     def start(self, *arguments: str, **environment: str) -> Marked:
         """Start a command."""
+        return self._start(arguments, environment, None)
+
+    def _start(self, arguments: tuple[str, ...], environment: dict[str, str], template: warm.Template | None) -> Marked:
         given = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "REDIS_", "E2B_"))}
         given |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), **environment}
         output = self.temporary.parent / f"output-{len(self.started)}"
-        process = Marked([str(COMMAND), *arguments], environment=given, cwd=self.home, output=output)
+        command = [str(COMMAND)] if template is None else warm.FARM_COMMAND
+        process = Marked([*command, *arguments], environment=given, cwd=self.home, output=output, template=template)
         self.started.append(process)
         return process
 
-    def run(self, *arguments: str, seconds: float = 60, **environment: str) -> tuple[int, Marked]:
-        """Run a command to its end."""
-        process = self.start(*arguments, **environment)
+    def run(
+        self, *arguments: str, seconds: float = 60, template: warm.Template | None = None, **environment: str
+    ) -> tuple[int, Marked]:
+        """Run a command to its end: the installed one, or a warm one where other tests run the installed one."""
+        process = self._start(arguments, environment, template)
         return process.wait(seconds), process
 
     def redis(self) -> Redis | None:

@@ -14,6 +14,7 @@ from deploy.exit_codes import ExitCode
 from tests.e2e.commands import User, user
 from tests.learning.policy import TinyPolicy, tiny_policy, warm_start
 from tests.learning.tasks import BUGS, task
+from tests.support import warm
 from tests.support.waiting import wait_until
 
 LIMITS = ("--max-completion-tokens", "64", "--max-turns", "5", "--episodes", "3")
@@ -59,7 +60,7 @@ def evaluated(someone: User, *arguments: str, code: ExitCode = ExitCode.OK) -> d
 
 def refused(someone: User, *arguments: str) -> str:
     """What the command says when it ends with an error, in one line of red and no traceback."""
-    code, process = someone.run(*arguments, HF_HUB_OFFLINE="1")
+    code, process = someone.run(*arguments, template=warm.farm(), HF_HUB_OFFLINE="1")
     assert code not in (ExitCode.OK, ExitCode.USAGE), process.stderr
     assert "Traceback" not in process.stderr
     assert process.stdout == ""

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -18,10 +17,11 @@ from typer.testing import CliRunner
 
 from deploy.command_line import build
 from deploy.exit_codes import ExitCode
+from tests.support import warm
 from tests.support.processes import ROOT
 from workers.sandboxes.provider import E2BProvider
 
-COMMAND = (sys.executable, "-m", "deploy.cli")
+COMMAND = warm.FARM_COMMAND
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -29,15 +29,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=directory,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return warm.farm().run([*COMMAND, *arguments], env=environment(**variables), cwd=directory)
 
 
 @pytest.mark.parametrize(

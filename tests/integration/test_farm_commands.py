@@ -22,6 +22,7 @@ from orchestrator.provider import CreateRequest
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import Outcome, Role, allocation_id
+from tests.support import warm
 from tests.support.bare_farm import intended, leased
 from tests.support.farm import Field, open_field
 from tests.support.ground import Ground
@@ -45,15 +46,8 @@ def lasting(ground: Ground) -> Iterator[Field]:
 
 def run(field: Field, directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command against this farm, from an empty directory."""
-    return subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *arguments],
-        cwd=directory,
-        env={**worker_environment(field.settings), "NO_COLOR": "1", **variables},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    environment = {**worker_environment(field.settings), "NO_COLOR": "1", **variables}
+    return warm.farm().run([*warm.FARM_COMMAND, *arguments], env=environment, cwd=directory)
 
 
 def succeed(field: Field, directory: Path, *arguments: str) -> str:

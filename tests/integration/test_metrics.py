@@ -24,6 +24,7 @@ from orchestrator.metrics import read
 from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import AllocationState, Outcome, Phase, Role
 from orchestrator.web import create_app
+from tests.support import warm
 from tests.support.bare_farm import (
     a_receipt,
     a_spec,
@@ -301,9 +302,10 @@ def test_the_orchestrator_serves_its_metrics(lasting: Field, tmp_path: Path) -> 
 
 
 def test_beyond_loopback_a_token_is_wanted(lasting: Field, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "deploy.cli", "orchestrator", "--metrics-port", "0", "--metrics-host", "0.0.0.0"]
+    command = [*warm.FARM_COMMAND, "orchestrator", "--metrics-port", "0", "--metrics-host", "0.0.0.0"]
     environment = {**worker_environment(lasting.settings), "PYTHONPATH": str(ROOT)}
-    running = Marked(command, environment=environment, cwd=tmp_path, output=tmp_path / "output")
+    output = tmp_path / "output"
+    running = Marked(command, environment=environment, cwd=tmp_path, output=output, template=warm.farm())
     try:
         assert running.wait(30) == 3
         assert "FARM_METRICS_TOKEN" in running.stderr

@@ -87,7 +87,7 @@ def test_a_whole_farm_needs_no_more_than_the_documented_rights_and_shows_no_pass
 ) -> None:
     trainer = field.settings.model_copy(update={"redis_url": secured.url("farm-trainer")})
     with whole_farm.orchestrator(field.settings, tmp_path / "orchestrator") as (watching, metrics):
-        worker = field.worker("w1")
+        worker = field.worker("w1", fresh=True)  # its own command line is looked at
         whole_farm.solve(field, as_trainer=trainer)
         done = [whole_farm.command(field.settings, tmp_path, *words) for words in whole_farm.COMMANDS]
         done.append(whole_farm.command(trainer, tmp_path, *EVALUATE))

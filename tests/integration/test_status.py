@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +16,7 @@ from orchestrator.presence import Presence, WorkerRow
 from orchestrator.settings import Settings
 from orchestrator.status import Status, read_status
 from orchestrator.vocabulary import AllocationState, Outcome, Role
+from tests.support import warm
 from tests.support.bare_farm import a_receipt, a_spec, admit, beat_slots, farm_settings, intended, leased
 from tests.support.processes import worker_environment
 
@@ -89,15 +89,8 @@ def test_a_probe_asks_whether_a_worker_of_this_host_takes_episodes(
     farm: Farm, settings: Settings, tmp_path: Path
 ) -> None:
     def probe() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "deploy.cli", "status", "--here"],
-            env=worker_environment(settings),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        command = [*warm.FARM_COMMAND, "status", "--here"]
+        return warm.farm().run(command, env=worker_environment(settings), cwd=tmp_path)
 
     none = probe()
     assert (none.returncode, none.stdout) == (ExitCode.FAILED, "")

@@ -25,6 +25,7 @@ from orchestrator.settings import Settings
 from orchestrator.status import Status, read_status
 from orchestrator.unresolved import Kind
 from orchestrator.vocabulary import Outcome
+from tests.support import warm
 from tests.support.bare_farm import a_receipt, admit, farm_settings, intended, leased, stored
 from tests.support.processes import Marked, worker_environment
 from tests.support.redis_processes import RedisProcess
@@ -33,9 +34,10 @@ from tests.support.waiting import wait_until
 
 
 def started(settings: Settings, directory: Path, *words: str, **variables: str) -> Marked:
-    command = [sys.executable, "-m", "deploy.cli", "status", "--watch", "--every", "0.2", *words]
+    command = [*warm.FARM_COMMAND, "status", "--watch", "--every", "0.2", *words]
     environment = {**worker_environment(settings), **variables}
-    return Marked(command, environment=environment, cwd=directory, output=directory / "output")
+    output = directory / "output"
+    return Marked(command, environment=environment, cwd=directory, output=output, template=warm.farm())
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from orchestrator.rounds import run_rounds
 from orchestrator.settings import Budgets
 from orchestrator.tasks import Task
 from orchestrator.vocabulary import Drive
+from tests.support import warm
 from tests.support.checks import Checks
 from tests.support.ground import KEY, Ground, ground, lasting_database, open_settings
 from tests.support.policies import weekly_sales
@@ -161,16 +162,16 @@ class Field(Checks):
 
     # real processes
 
-    def start_worker(self, worker_id: str = "w1") -> WorkerProcess:
+    def start_worker(self, worker_id: str = "w1", *, fresh: bool = False) -> WorkerProcess:
         """Start a worker; it is ended with the field."""
-        started = WorkerProcess(self.settings, worker_id)
+        started = WorkerProcess(self.settings, worker_id, template=None if fresh else warm.farm())
         self.exits.callback(started.end)
         self.workers.append(started)
         return started
 
-    def worker(self, worker_id: str = "w1") -> WorkerProcess:
+    def worker(self, worker_id: str = "w1", *, fresh: bool = False) -> WorkerProcess:
         """Start a worker and wait until its slots take jobs."""
-        started = self.start_worker(worker_id)
+        started = self.start_worker(worker_id, fresh=fresh)
         started.wait_ready()
         return started
 

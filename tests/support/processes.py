@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,28 +14,42 @@ from rq import Worker
 
 from orchestrator.connection import client
 from orchestrator.settings import REDIS_TLS_FILES, Settings
+from tests.support import warm
+from tests.support.template import MARK
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-_MARK = "TEST_OF_FARM_MARK"
 
 
 class Marked:
     """A process of ours in a session of its own; whatever descends from it carries its mark in the environment."""
 
-    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], cwd: Path, output: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: Path,
+        output: Path,
+        template: warm.Template | None = None,
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.output = output
+        marked = {**environment, MARK: self.mark}
+        self.process: subprocess.Popen[bytes] | warm.WarmProcess
         with output.open("ab") as stdout, output.with_suffix(".err").open("ab") as stderr:
-            self.process = subprocess.Popen(
-                command,
-                env={**environment, _MARK: self.mark},
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
+            if template is not None:
+                self.process = template.start(command, env=marked, cwd=cwd, stdout=stdout, stderr=stderr)
+            else:
+                self.process = subprocess.Popen(
+                    command,
+                    env=marked,
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
 
     @property
     def pid(self) -> int:
@@ -59,7 +72,7 @@ class Marked:
         for directory in Path("/proc").iterdir():
             if directory.name.isdigit() and (pid := int(directory.name)) not in (os.getpid(), 0):
                 try:
-                    marked = f"{_MARK}={self.mark}".encode() in (directory / "environ").read_bytes()
+                    marked = f"{MARK}={self.mark}".encode() in (directory / "environ").read_bytes()
                     if marked and _stat(pid)[0] != "Z":
                         found.append(pid)
                 except OSError:
@@ -94,13 +107,18 @@ class Marked:
 class WorkerProcess(Marked):
     """`rollout-farm worker`, and what it consists of."""
 
-    def __init__(self, settings: Settings, worker_id: str) -> None:
+    def __init__(self, settings: Settings, worker_id: str, *, template: warm.Template | None) -> None:
         self.worker_id = worker_id
         self.settings = settings
         directory = settings.state_dir / f"worker-{uuid.uuid4().hex[:8]}"
         directory.mkdir(parents=True)
-        command = [sys.executable, "-m", "deploy.cli", "worker", "--id", worker_id]
-        super().__init__(command, environment=worker_environment(settings), cwd=directory, output=directory / "output")
+        super().__init__(
+            [*warm.FARM_COMMAND, "worker", "--id", worker_id],
+            environment=worker_environment(settings),
+            cwd=directory,
+            output=directory / "output",
+            template=template,
+        )
         self._bytes = client(settings, text=False)
 
     def end(self) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from orchestrator.pool import Pool
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
+from tests.support import warm
 from tests.support.farm import Field
 from tests.support.policies import candidate, repaired, script, weekly_sales
 from tests.support.processes import Marked, WorkerProcess, slots_of, worker_environment
@@ -42,7 +42,7 @@ COMMANDS = (
 @contextmanager
 def orchestrator(settings: Settings, directory: Path) -> Iterator[tuple[Marked, str]]:
     """`rollout-farm orchestrator` that serves metrics, and the URL where it does."""
-    command = [sys.executable, "-m", "deploy.cli", "orchestrator", "--metrics-port", "0"]
+    command = [*warm.FARM_COMMAND, "orchestrator", "--metrics-port", "0"]
     directory.mkdir()
     started = Marked(command, environment=worker_environment(settings), cwd=directory, output=directory / "output")
     try:
@@ -56,15 +56,8 @@ def orchestrator(settings: Settings, directory: Path) -> Iterator[tuple[Marked, 
 
 def command(settings: Settings, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command against this farm."""
-    return subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *arguments],
-        cwd=directory,
-        env={**worker_environment(settings), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    environment = {**worker_environment(settings), "NO_COLOR": "1"}
+    return warm.farm().run([*warm.FARM_COMMAND, *arguments], env=environment, cwd=directory)
 
 
 def solve(field: Field, *, as_trainer: Settings | None = None) -> None:

@@ -26,6 +26,7 @@ from orchestrator.errors import CapacityError, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import Outcome
+from tests.support import warm
 from tests.support.farm import Field
 from tests.support.policies import weekly_sales
 from tests.support.processes import Marked, children, worker_environment
@@ -41,7 +42,7 @@ from trainer.training import TrainingPlan, checkpoint_of, train
 Start = Callable[..., Marked]
 COMMAND = [sys.executable, "-W", "ignore", "-m", "deploy.cli", "train"]
 SECONDS = 150.0
-"""A process that imports torch and TRL takes seven seconds on an idle machine."""
+"""A process that imports torch and TRL takes seven seconds on an idle machine, and so does their template."""
 
 METRIC_LINES = [(1, True), (1, False), (2, True), (2, False)]
 """Step and whether it has a loss: one line a step, one at the end of each run."""
@@ -71,7 +72,9 @@ def start(farm: Field, tmp_path: Path) -> Iterator[Start]:
     def begin(*arguments: str, command: list[str] = COMMAND, **changes: str) -> Marked:
         environment = {**worker_environment(farm.settings), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **changes}
         output = tmp_path / f"stdout-{len(started)}"
-        started.append(Marked([*command, *arguments], environment=environment, cwd=tmp_path, output=output))
+        template = warm.trainer() if command[0] == sys.executable else None
+        command_line = [*command, *arguments]
+        started.append(Marked(command_line, environment=environment, cwd=tmp_path, output=output, template=template))
         return started[-1]
 
     yield begin
