@@ -191,7 +191,7 @@ class Ledger:
         """Whether there is a row or a receipt of this episode."""
         return bool(self._redis.exists(Keys.episode(episode_id), Keys.receipt(episode_id)))
 
-    def unknown(self, episode_ids: Iterable[str]) -> list[str]:
+    def forgotten(self, episode_ids: Iterable[str]) -> list[str]:
         """Those of these episodes that have neither row nor receipt; a round trip for each thousand."""
         gone = []
         for some in _in_parts(list(episode_ids)):

@@ -313,7 +313,7 @@ class Pool:
 
     @redis_border
     def _require_known(self, episodes: Iterable[str]) -> None:
-        if gone := self.ledger.unknown(episodes):
+        if gone := self.ledger.forgotten(episodes):
             raise FarmError(f"the farm does not know {gone[0]} (any more): its Redis was emptied, or it is old")
 
     def _beat(self) -> None:

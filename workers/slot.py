@@ -172,7 +172,7 @@ def _attribute(job: Job, name: str) -> str:
     return private if hasattr(job, private) else name
 
 
-def worker_of(settings: Settings, slot_id: str) -> SlotWorker:
+def slot_worker(settings: Settings, slot_id: str) -> SlotWorker:
     """The slot's RQ worker, on a connection of its own. It asks for a job again every BLOCK_SECONDS.
 
     RQ alone would wait for one for seven minutes, and take as long to notice a Redis that is silently gone; what Redis
@@ -207,7 +207,7 @@ def run_slot(context: jobs.SlotContext) -> None:
     jobs.bind(context)
     if context.settings.redis_url is None:
         raise RuntimeError("a slot needs a Redis URL")
-    worker = worker_of(context.settings, context.slot_id)
+    worker = slot_worker(context.settings, context.slot_id)
     gc.collect()
     gc.freeze()  # what a horse's collector does not look at, it does not copy
     worker.work(logging_level=context.settings.log_level.upper(), with_scheduler=False)

@@ -148,8 +148,8 @@ def test_who_is_unknown_is_found_among_any_number(pool: Pool, slot: TinySlot) ->
     ended, last = (pool.submit(TASK, policy=SCRIPT) for _ in range(2))
     pool.receipts([ended, last])
     names = [ended.episode_id, *(f"e-{number}" for number in range(1500)), last.episode_id]
-    assert pool.ledger.unknown(names) == names[1:-1]
-    assert pool.ledger.unknown([]) == []
+    assert pool.ledger.forgotten(names) == names[1:-1]
+    assert pool.ledger.forgotten([]) == []
 
 
 def test_two_trainers_on_one_farm_see_their_own_runs(pool: Pool, slot: TinySlot, settings: Settings) -> None:

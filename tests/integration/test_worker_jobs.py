@@ -34,7 +34,7 @@ from tests.support.ground import Ground
 from tests.support.policies import REPORT, candidate, repaired, script, weekly_sales
 from tests.support.redis_server import check_leaks
 from tests.support.waiting import wait_until
-from workers.slot import SlotWorker, refuse, worker_of
+from workers.slot import SlotWorker, refuse, slot_worker
 
 pytest_plugins = ["tests.support.farm"]
 
@@ -312,7 +312,7 @@ def test_a_job_without_its_row_is_skipped(farm: Field) -> None:
 
 
 def test_an_idle_slot_notices_a_redis_that_is_silently_gone(farm: Field) -> None:
-    worker = worker_of(farm.settings, "silent-1")
+    worker = slot_worker(farm.settings, "silent-1")
     assert worker.dequeue_timeout <= BLOCK_SECONDS
     assert worker.connection_timeout <= SILENT_SECONDS, "RQ makes it the timeout of every call on this connection"
 

@@ -62,6 +62,20 @@ def test_a_system_that_forbids_namespaces_is_told_to_use_a_key(tmp_path: Path) -
         probe(jail)
 
 
+def test_a_jail_that_cannot_be_started_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    """A host that is short of processes meets this again and again."""
+    tmp_path.chmod(0o755)
+    bwrap = tmp_path / "bwrap"
+    bwrap.write_text("#!/bin/sh\n")
+    bwrap.chmod(0o755)
+    jail = open_jail(tmp_path / "jail", LIMITS, bwrap=bwrap)
+    bwrap.write_text("no program at all")
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(OSError, match="Exec format error"):
+        jail.run("none", ["true"])
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
 def test_a_python_that_cannot_run_the_agent_is_named(tmp_path: Path) -> None:
     with pytest.raises(JailUnavailable, match="install python3"):
         open_jail(tmp_path / "jail", LIMITS, python=Path("/bin/false"))

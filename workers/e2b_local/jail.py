@@ -77,11 +77,9 @@ class Jail:
 
     def run(self, name: str, command: list[str], *, keep: tuple[int, ...] = ()) -> Started:
         """Start any command as the first process of a jail."""
-        with contextlib.ExitStack() as stack:
-            info, info_write = _pipe()
-            stack.callback(os.close, info_write)
-            errors, errors_write = _pipe()
-            stack.callback(os.close, errors_write)
+        with contextlib.ExitStack() as stack, contextlib.ExitStack() as handed_on:
+            info, info_write = _pipe(handed_on, stack)
+            errors, errors_write = _pipe(handed_on, stack)
             files: list[int] = []
             words = [*self._words(name, files, stack), "--info-fd", str(info_write)]
             arguments = _memory_file(stack, "\0".join(words).encode())
@@ -104,6 +102,7 @@ class Jail:
                 group=self.host_uid,
                 extra_groups=None if self.host_uid is None else [],
             )
+            handed_on.pop_all()
         return Started(process, errors, info)
 
     def _words(self, name: str, files: list[int], stack: contextlib.ExitStack) -> list[str]:
@@ -185,5 +184,8 @@ def _memory_file(stack: contextlib.ExitStack, content: bytes) -> int:
     return fd
 
 
-def _pipe() -> tuple[int, int]:
-    return os.pipe2(os.O_CLOEXEC)
+def _pipe(readers: contextlib.ExitStack, writers: contextlib.ExitStack) -> tuple[int, int]:
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    readers.callback(os.close, reader)
+    writers.callback(os.close, writer)
+    return reader, writer
