@@ -228,6 +228,7 @@ class Limiter:
             Keys.COUNTERS,
             Keys.BATCHES,
             Keys.STEPPED_BACK,
+            Keys.WAITERS_SEEN,
         ]
         text = self._scripts.run("read_limits", keys, [self._defaults.concurrency_limit, self._defaults.creation_rate])
         return LimiterReading(**json.loads(text))
@@ -287,7 +288,8 @@ class Limiter:
                     return True
                 if left <= 0:
                     return False
-                self._redis.blpop([Keys.wake(_in_line(reservation_id, count))], timeout=min(left, BLOCK_SECONDS))
+                wake = Keys.wake(_in_line(reservation_id, count))
+                self._redis.blpop([wake], timeout=min(max(left, 0.01), BLOCK_SECONDS))  # less: for ever
         except BaseException:
             self.leave(_in_line(reservation_id, count))
             raise

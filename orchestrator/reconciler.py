@@ -30,7 +30,7 @@ from orchestrator.queue import JobQueue
 from orchestrator.records import Allocation
 from orchestrator.settlement import Settlement
 from orchestrator.unresolved import Kind
-from orchestrator.vocabulary import EpisodeState, Outcome
+from orchestrator.vocabulary import EpisodeState, Outcome, episode_of_job
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,11 @@ class Reconciler:
         )
 
     def _taken_jobs(self) -> set[Forget]:
-        return {Forget(job, queue.rq.name) for queue in self._queue.siblings() for job in queue.taken()}
+        """Jobs of our episodes only: another application's may be in the same database, under the same names."""
+        taken = {Forget(job, queue.rq.name) for queue in self._queue.siblings() for job in queue.taken()}
+        episodes = {one: episode_of_job(one.job_id) for one in taken}
+        strangers = {"", *self._ledger.forgotten(set(episodes.values()) - {""})}
+        return {one for one, episode in episodes.items() if episode not in strangers}
 
     def _note_pause(self, now: float) -> None:
         clock = self._clock()
@@ -313,4 +317,4 @@ def _named(action: Repair) -> tuple[Kind, str]:
         case Enqueue(episode_id) | End(episode_id) | Finish(episode_id):
             return Kind.EPISODE, episode_id
         case Forget(job_id):
-            return Kind.EPISODE, job_id.rpartition("-a")[0]
+            return Kind.EPISODE, episode_of_job(job_id)

@@ -131,6 +131,12 @@ def job_id(episode_id: str, attempt: int) -> str:
     return f"{episode_id}-a{attempt}"
 
 
+def episode_of_job(job_id: str) -> str:
+    """The episode that a job's id names, '' where it is none of ours."""
+    episode, _, attempt = job_id.rpartition("-a")
+    return episode if attempt.isascii() and attempt.isdigit() else ""
+
+
 def allocation_id(episode_id: str, attempt: int, role: Role) -> str:
     """One sandbox of one attempt; also the provider's idempotency key."""
     return f"{episode_id}-a{attempt}-{role}"

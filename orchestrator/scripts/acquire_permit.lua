@@ -125,11 +125,12 @@ if not mine then
     redis.call('ZADD', KEYS[15], arrived, ARGV[1])
     return step_back()
   end
-  local batch = redis.call('ZRANGE', KEYS[9], 0, 0, 'WITHSCORES')
-  local before = batch[2] and tonumber(batch[2]) < place and '(' .. batch[2]
+  local _, theirs = first_batch(KEYS[9], limit)
+  local before = theirs and tonumber(theirs) < place and '(' .. theirs
   local turns = before and redis.call('ZCOUNT', KEYS[2], '-inf', before) + redis.call('ZCOUNT', KEYS[15], '-inf', before)
   if free - reserved > rank and (not before or rank < turns) then
-    if before then redis.call('ZREMRANGEBYRANK', KEYS[15], 0, 0) end
+    local served = before and redis.call('ZRANGE', KEYS[15], 0, 0)[1]
+    if served then redis.call('ZREM', KEYS[15], served) end
     return grant()
   end
   if free - reserved > 0 and rank > 0 then wake_first(KEYS[2], ARGV[5]) end

@@ -1,9 +1,10 @@
--- Reads what the limiter knows, in one look; drops reservations that are over. Needs: limits.
+-- Reads what the limiter knows, in one look; drops reservations that are over and waiters whose process is gone. Needs: limits.
 -- KEYS: 1 limits, 2 permits, 3 waiters, 4 reservations, 5 line of creators, 6 places at the provider, 7 counters,
---       8 batches in line, 9 who stepped back
+--       8 batches in line, 9 who stepped back, 10 when those in line for permits asked last
 -- ARGV: 1 default concurrency limit, 2 default creation rate
 -- Returns: a JSON object (limiter.py, `LimiterReading`)
 local now = now_ms()
+drop_silent(KEYS[10], now, KEYS[3], KEYS[8])
 local limits = read_hash(KEYS[1])
 local concurrency, configured = allowed_concurrency(limits, ARGV[1])
 local _, reserved = read_reservations(KEYS[4], now)

@@ -1,5 +1,5 @@
 -- Reserves capacity for a whole batch, all or nothing, first come, first served: not what episodes before it in line
--- need, nor while another batch is before it. One that waits keeps its place as long as it asks again.
+-- need, nor while another batch that the limit bears is before it. One that waits keeps its place as long as it asks again.
 -- A limit that a 429 lowered is raised for a batch now and then, as it is for those who create.
 -- Needs: limits.
 -- KEYS: 1 permits, 2 limits, 3 reservations, 4 slots, 5 waiters, 6 when they asked last, 7 batches in line,
@@ -22,7 +22,8 @@ redis.call('ZREMRANGEBYSCORE', KEYS[8], '-inf', now - ARGV[8])  -- an episode th
 redis.call('DEL', KEYS[9])
 local place = tonumber(redis.call('ZSCORE', KEYS[7], ARGV[6]) or last_place(now, KEYS[5], KEYS[7], KEYS[8]))
 local before = '(' .. string.format('%.0f', place)
-local first = redis.call('ZCOUNT', KEYS[7], '-inf', before) == 0
+local _, theirs = first_batch(KEYS[7], limit)
+local first = not theirs or tonumber(theirs) >= place
 local needed = redis.call('ZCARD', KEYS[1]) + reserved + wanted
   + redis.call('ZCOUNT', KEYS[5], '-inf', before) + redis.call('ZCOUNT', KEYS[8], '-inf', before)
 if first and limit < needed and needed <= possible then

@@ -124,6 +124,36 @@ def test_a_batch_waits_for_the_episodes_that_came_before_it(line: Line) -> None:
     assert line.batch("r1", 2)
 
 
+def test_a_batch_larger_than_a_lowered_limit_keeps_nobody_from_what_is_free(redis: Redis) -> None:
+    """It waits for the limit to be raised, which after a cap was learned may be in ten minutes."""
+    line = Line(redis, 6)
+    redis.hset(Keys.LIMITS, mapping={"effective": 4, "effective_at": line.clock.now, "probe_ms": 600_000, "probed": 0})
+    assert not line.batch("r-large", 5)
+    assert line.episode("e-1") is PermitAnswer.GRANTED
+    assert line.batch("r-small", 2)
+    assert not line.batch("r-next", 2), "one of the four is left"
+    assert line.episode("e-2") is PermitAnswer.WAIT, "and is kept for the batch that came before"
+    redis.hdel(Keys.LIMITS, "effective")
+    line.over("e-1")
+    line.begin("r-small", 2)
+    assert not line.batch("r-next", 2), "raised again the large one is the first"
+    assert not line.batch("r-large", 5)
+    line.over("e-r-small-0", "e-r-small-1")
+    assert line.batch("r-large", 5)
+    redis.delete(Keys.SLOTS, Keys.WAITERS, Keys.WAITERS_SEEN, Keys.BATCHES, Keys.PERMITS)
+
+
+def test_who_looks_sees_no_batch_whose_trainer_is_gone(line: Line) -> None:
+    """Nobody else may ever ask: the autoscaler would keep workers up for it."""
+    assert line.episode("e-1") is PermitAnswer.GRANTED
+    assert not line.batch("r1", 2)
+    assert line.clock.limiter.read().batch_places_waiting == 2
+    line.clock.pass_seconds(16)
+    reading = line.clock.limiter.read()
+    assert (reading.batches_waiting, reading.batch_places_waiting) == (0, 0)
+    line.over("e-1")
+
+
 def test_an_episode_that_stepped_back_is_not_passed_by_the_next_batch(line: Line) -> None:
     assert line.batch("r1", 2)
     assert line.episode("e-1") is PermitAnswer.STEP_BACK, "its slot is for the batch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from redis import Redis
 from rq import Queue, Worker
 from rq.executions import Execution
@@ -239,6 +240,25 @@ def test_a_job_whose_worker_was_killed_between_its_receipt_and_rqs_note_is_forgo
     assert leaks(redis) == []
     assert scene.farm.queue.taken() == {job_id(others.episode_id, 1)}
     assert scene.round() == Report()
+
+
+@pytest.mark.parametrize("theirs", ["4711", "e-of-others-a1"])
+def test_a_job_of_another_application_is_not_forgotten(scene: Scene, redis: Redis, theirs: str) -> None:
+    queue = Queue("mine", connection=scene.farm.queue.rq.connection)
+    job = queue.enqueue("time.sleep", 1, job_id=theirs)
+    queue.pop_job_id()
+    worker = Worker([queue], connection=queue.connection)
+    execution = worker.prepare_execution(job)
+    try:
+        assert scene.farm.queue.named("mine").taken() == {theirs}
+        for _ in range(3):
+            scene.pass_time(2 * LEASE_SECONDS)
+            assert scene.round().forgotten == []
+        assert redis.exists(Job.key_for(theirs), execution.key) == 2
+    finally:
+        redis.delete(
+            *(name for name in redis.scan_iter("rq:*") if "mine" in name or theirs in name), "rq:queues", worker.key
+        )
 
 
 def test_an_envelope_that_rq_lets_expire_is_left_to_it(scene: Scene, redis: Redis) -> None:

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -14,6 +15,7 @@ from orchestrator.errors import ArtifactMissing, ArtifactTooLarge, Authenticatio
 from orchestrator.provider import Provider, Sandbox
 from tests.support.e2b_local import API_KEY, LocalService, sandbox_request
 from workers.sandboxes.provider import E2BProvider
+from workers.sandboxes.shell import copying, parse
 
 pytest_plugins = ["tests.support.e2b_local"]
 
@@ -158,3 +160,44 @@ def test_nothing_starts_before_a_fork_and_the_child_can_make_requests(service: L
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+_FLIPPER = """\
+import os, time
+path = "/home/user/flipping"
+with open(path, "wb") as file:
+    file.write(bytes(100))
+    file.flush()
+    print("it flips", flush=True)
+    length, due = 50, time.monotonic()
+    while True:
+        os.ftruncate(file.fileno(), length)
+        os.utime(path, ns=(1_700_000_000 * 10**9,) * 2)
+        length, due = 150 - length, due + 0.0015
+        time.sleep(max(0, due - time.monotonic()))
+"""
+
+
+def test_a_file_whose_writer_hides_his_work_is_read_or_missing(sandbox: Sandbox) -> None:
+    """Its entry is the same again and again, and never that of the bytes: no failure of ours comes of it."""
+    sandbox.write("/home/user/flipper.py", _FLIPPER.encode(), timeout_seconds=10)
+    flipper = shell(sandbox, "python3 flipper.py > log & while [ ! -s log ]; do sleep 0.02; done; echo $!").strip()
+    try:
+        for _ in range(40):
+            with suppress(ArtifactMissing):
+                assert len(sandbox.read("/home/user/flipping", limit_bytes=1000, timeout_seconds=10)) <= 100
+    finally:
+        shell(sandbox, f"kill {flipper}")
+
+
+@pytest.mark.parametrize("size", [0, 10, 5000])
+def test_a_copy_by_way_of_a_command_is_the_file(sandbox: Sandbox, size: int) -> None:
+    """It is the last way to an artifact for which pages come."""
+    data = bytes(number % 251 for number in range(size))
+    sandbox.write("/home/user/it's a file", data, timeout_seconds=10)
+    for limit, held in ((size, data), (size + 1, data), (max(0, size - 1), data[: max(0, size - 1)])):
+        reply = shell(sandbox, copying("/home/user/it's a file", limit_bytes=limit))
+        copy = parse(reply, "", timeout_seconds=1, limit_bytes=limit)
+        assert (copy.stdout, copy.exit_code, copy.truncated) == (held, 0, limit < size)
+    gone = parse(shell(sandbox, copying("/nowhere", limit_bytes=9)), "", timeout_seconds=1, limit_bytes=9)
+    assert (gone.stdout, gone.exit_code) == (b"", 1)

@@ -14,7 +14,7 @@ from redis import Redis
 from deploy.embedded import EmbeddedRedis
 from orchestrator.finished import START, Finished
 from orchestrator.keys import PERSISTENT, Keys
-from orchestrator.vocabulary import AllocationState, EpisodeState
+from orchestrator.vocabulary import AllocationState, EpisodeState, episode_of_job
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 def _named(client: Redis, job: str) -> bool | None:
     """Whether the job's episode is open and names this job as its present one; None when there is no such row."""
-    row = cast("list[str | None]", client.hmget(Keys.episode(job.rpartition("-a")[0]), ["state", "job"]))
+    row = cast("list[str | None]", client.hmget(Keys.episode(episode_of_job(job)), ["state", "job"]))
     return None if row[0] is None else row[0] != EpisodeState.FINAL and row[1] == job
 
 

@@ -29,6 +29,9 @@ from workers.sandboxes.headers import last_answer, last_page
 _READ_ATTEMPTS = 3
 """How often an artifact is read while the answers are odd: a lost connection heals, the file's own doing does not."""
 
+_COPY_SECONDS = 2.0
+"""The least that the last way to read an artifact is given."""
+
 _OTHERS_ANSWER = {408, 429, 502, 503, 504}
 """What a proxy before the sandbox says: nothing about a file."""
 
@@ -135,8 +138,7 @@ class E2BSandbox:
                         raise  # not the agent's answer
                     self.probe()  # healthy: then it is the file, and who wrote it
                     raise ArtifactMissing(f"{path} cannot be read: {error}") from error
-        # nobody has written to it, and what came are not its bytes: a page in their place
-        raise OutcomeUnknown(f"read {path}: {len(data)} bytes came, and the file holds {entry.size}")
+        return self._copy(path, limit_bytes, until)  # a page in place of its bytes, or a writer that hides his work
 
     def _entry(self, path: str, limit_bytes: int, until: float) -> e2b.EntryInfo:
         """What the agent says of a regular file; raises what `read` raises of anything else."""
@@ -161,6 +163,21 @@ class E2BSandbox:
                 if time.monotonic() > until:
                     raise OutcomeUnknown(f"read {path}: not done in time")
         return bytes(data)
+
+    def _copy(self, path: str, limit_bytes: int, until: float) -> bytes:
+        """Its bytes by way of a command, for whose reply no page can pass."""
+        seconds = max(_COPY_SECONDS, until - time.monotonic())
+        try:
+            handle = self._start(shell.copying(path, limit_bytes=limit_bytes), "", seconds)
+            reply, _ = self._reply(handle, limit_chars=shell.reply_bytes(limit_bytes))
+        except AgentGaveUp as error:
+            raise ArtifactMissing(f"{path} cannot be read: {error}") from error
+        copy = shell.parse(reply, "", timeout_seconds=seconds, limit_bytes=limit_bytes)
+        if copy.truncated:
+            raise ArtifactTooLarge(f"{path} grew past the limit of {limit_bytes} bytes")
+        if copy.exit_code != 0:
+            raise ArtifactMissing(f"{path} cannot be read")
+        return copy.stdout
 
 
 @contextmanager

@@ -14,6 +14,7 @@ late.
 from __future__ import annotations
 
 import re
+import shlex
 
 from orchestrator.provider import CommandResult
 
@@ -75,6 +76,8 @@ while [ $ended -lt 2 ] && read -r -t 2 <&5; do ended=$((ended + 1)); done
 printf ':%d:%d' $code $took >&3
 """
 
+_COPY = "head -c LIMIT -- PATH 2>/dev/null | od -An -v -tx1 -w4096; printf ':%d:0' ${PIPESTATUS[0]}"
+
 # A forger may send any text: what matches here has to be what int() and bytes.fromhex() read, and both know ASCII only.
 _TRAILER = re.compile(r":([0-9]{1,3}):([0-9]{1,18})\Z")
 _HEX = re.compile(r"(?:[ \n]*[0-9a-f]{2})*")
@@ -88,6 +91,11 @@ def program(*, timeout_seconds: float, limit_bytes: int) -> str:
         .replace("SECONDS", f"{timeout_seconds:.3f}")
         .replace("GRACE", str(_GRACE_SECONDS))
     )
+
+
+def copying(path: str, *, limit_bytes: int) -> str:
+    """The program whose reply holds a file, cut one byte past `limit_bytes`."""
+    return _COPY.replace("LIMIT", str(limit_bytes + 1)).replace("PATH", shlex.quote(path))
 
 
 def reply_bytes(limit_bytes: int) -> int:
