@@ -38,6 +38,6 @@ def test_prometheus_sees_workers_and_each_episode_of_a_running_farm(tmp_path: Pa
             wait_until(
                 lambda: (prometheus.value("sum(job:farm_episodes:rate5m)") or 0) > 0, seconds=20, description="its rate"
             )
-            assert prometheus.alerts() == set()
+            wait_until(lambda: prometheus.alerts() == set(), seconds=20, description="no condition of an alert holds")
         up.interrupt_group()
         assert up.wait(40) == ExitCode.OK, up.stderr
