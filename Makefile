@@ -1,7 +1,7 @@
 # One command checks all: `make test`. One command shows all: `make demo`. `make help` lists the rest.
 
 PYTHON ?= python3
-PYTEST_PROCESSES ?= 3
+PYTEST_PROCESSES ?= 5
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input -qq -c deploy/constraints.txt
 INPUTS := pyproject.toml deploy/constraints.txt
