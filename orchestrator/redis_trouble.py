@@ -56,7 +56,7 @@ def diagnose(error: BaseException, url: str = "") -> Trouble:
             f"Redis{where} refuses user or password ({text})",
             "correct them in REDIS_URL, percent-encoded: redis://user:password@host:6379/0",
         )
-    if isinstance(error, ReadOnlyError):
+    if any(isinstance(cause, ReadOnlyError) for cause in causes):
         return Trouble(
             f"Redis{where} is a replica and takes no writes",
             "point REDIS_URL at the primary, or at Sentinels: redis+sentinel://host:26379/mymaster",

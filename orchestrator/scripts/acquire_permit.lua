@@ -8,7 +8,7 @@
 --       8 episode row, 9 batches in line, 10 places at the provider, 11 line of creators, 12 when they ask,
 --       13 the farm's budget, 14 sizes of templates, 15 who stepped back
 -- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 how long it may wait, from when it first had
---       to, ms, 5 wake key prefix,
+--       to, ms, without the time that it was back in the queue, 5 wake key prefix,
 --       6 prefix of a run's budget, 7 pico-dollars per vCPU-second, 8 the same per GiB-second, 9 vcpus:memory_mb of a
 --       template that was never seen
 -- Returns: 1 granted, 0 wait (in line), 2 step back: its slot, or all the money, is reserved for others,
@@ -17,7 +17,7 @@
 -- a permit given after the receipt, or without a row, would never be freed: a process that was stopped for long may
 -- still ask, and one that waited while Redis lost its data
 local episode = redis.call('HMGET', KEYS[8], 'state', 'run', 'template', 'policy_seconds', 'verifier_seconds',
-                           'unfunded_at', 'arrived_at')
+                           'unfunded_at', 'arrived_at', 'left_at', 'away_ms')
 if not episode[1] or episode[1] == 'final' then return 4 end
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
 local now = now_ms()
@@ -29,6 +29,15 @@ if arrived then
     redis.call('HSET', KEYS[8], 'arrived_at', now)
   end
 end
+
+local away = tonumber(episode[9] or '0')
+if episode[8] then
+  away = away + math.max(0, now - tonumber(episode[8]))
+  redis.call('HSET', KEYS[8], 'away_ms', string.format('%.0f', away))
+  redis.call('HDEL', KEYS[8], 'left_at')
+end
+
+local function overdue() return now - arrived - away > tonumber(ARGV[4]) end
 
 local function step_back()
   redis.call('ZREM', KEYS[3], ARGV[1])
@@ -121,7 +130,7 @@ if not mine then
   -- it must not sit in a slot that a reserved batch needs: there it leaves its place in line, which keeps batches that
   -- came later from passing it until it, or another in its stead, has been served
   if reserved > 0 and redis.call('ZCOUNT', KEYS[6], now, '+inf') - held - reserved <= rank then
-    if now - arrived > tonumber(ARGV[4]) then return 7 end
+    if overdue() then return 7 end
     redis.call('ZADD', KEYS[15], arrived, ARGV[1])
     return step_back()
   end
@@ -135,4 +144,4 @@ if not mine then
   end
   if free - reserved > 0 and rank > 0 then wake_first(KEYS[2], ARGV[5]) end
 end
-return now - arrived > tonumber(ARGV[4]) and 7 or 0
+return overdue() and 7 or 0

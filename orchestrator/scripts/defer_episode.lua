@@ -8,7 +8,7 @@ if redis.call('HGET', KEYS[1], 'token') ~= ARGV[2] or redis.call('HGET', KEYS[1]
   return 0
 end
 if redis.call('HGET', KEYS[1], 'allocations') ~= '' then return 0 end
-redis.call('HSET', KEYS[1], 'state', 'queued', 'job', ARGV[3])
+redis.call('HSET', KEYS[1], 'state', 'queued', 'job', ARGV[3], 'left_at', now_ms())
 redis.call('HINCRBY', KEYS[1], 'attempt', 1)
 redis.call('HDEL', KEYS[1], 'token', 'owner', 'started_at', 'lease_ms')
 redis.call('ZREM', KEYS[2], ARGV[1])

@@ -66,7 +66,8 @@ if fresh then
   local seconds = (now - tonumber(limits.granted_since or now)) / 1000
   local measured = (granted + 1) / math.max(1, seconds)  -- too high by one at most: too low would last for minutes
   if rate > 0 and granted + 1 < TELLING then
-    redis.call('HSET', KEYS[1], 'strict_at', now)
+    -- only one that had time to rest: right after a pause no bucket is full
+    if now - refused_at > 20000 then redis.call('HSET', KEYS[1], 'strict_at', now) end
     measured = rate
   end
   if rate > 0 and select(2, margin(limits, now)) then measured = rate end

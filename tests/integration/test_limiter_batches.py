@@ -223,6 +223,24 @@ def test_a_second_attempt_ends_with_admission_timeout_by_the_first_ones_time(far
     end(farm, late, *held)
 
 
+def test_the_time_back_in_the_queue_is_no_waiting(farm: Farm, redis: Redis) -> None:
+    """A queue may be hours long, and it went to its end for the sake of others."""
+    beat_slots(farm, 2)
+    held = [running(farm), running(farm)]
+    spec, lease = leased(farm)
+    assert farm.limiter.ask(spec.episode_id, reservation_id=None) is PermitAnswer.WAIT
+    assert farm.ledger.defer(lease)
+    for name in ("arrived_at", "left_at"):
+        redis.hincrby(Keys.episode(spec.episode_id), name, -2_000_000)
+    again = farm.ledger.take(spec.episode_id, 2, "slot-b", lease_seconds=60)
+    assert again is not None
+    for _ in range(2):
+        assert farm.limiter.ask(spec.episode_id, reservation_id=None) is PermitAnswer.WAIT
+    redis.hincrby(Keys.episode(spec.episode_id), "arrived_at", -901_000)
+    assert farm.limiter.ask(spec.episode_id, reservation_id=None) is PermitAnswer.OVERDUE
+    end(farm, (spec, again), *held)
+
+
 # batches among themselves
 
 

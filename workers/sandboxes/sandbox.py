@@ -70,15 +70,16 @@ class E2BSandbox:
         not come either, it was lost on the way: AnswerLate.
         """
         program = shell.program(timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes)
+        handle: e2b.CommandHandle[None] | None = None
         try:
             handle = self._start(program, command, response_seconds)
             stdout, stderr = self._reply(handle, limit_chars=shell.reply_bytes(output_limit_bytes))
         except AgentGaveUp:
-            return CommandResult(exit_code=None, stdout=b"", stderr=b"", timed_out=True, truncated=True)
+            return CommandResult(
+                exit_code=None, stdout=b"", stderr=b"", timed_out=True, truncated=True, started=handle is not None
+            )
         except ProviderError as error:
-            if type(error.__cause__) not in _REFUSED or last_page() is not None:
-                raise
-            self.probe()  # healthy, and its agent said that it cannot start it: too many processes, a closed home
+            self._require_own_refusal(error)
             return CommandResult(
                 exit_code=shell.NOT_STARTED,
                 stdout=b"",
@@ -88,6 +89,12 @@ class E2BSandbox:
                 started=False,
             )
         return shell.parse(stdout, stderr, timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes)
+
+    def _require_own_refusal(self, error: ProviderError) -> None:
+        """Raise it, unless a healthy sandbox's agent said that it starts nothing: too many processes, a closed home."""
+        if type(error.__cause__) not in _REFUSED or last_page() is not None:
+            raise error
+        self.probe()
 
     def _start(self, program: str, command: str, response_seconds: float) -> e2b.CommandHandle[None]:
         with in_sandbox("run"):
@@ -171,6 +178,9 @@ class E2BSandbox:
             handle = self._start(shell.copying(path, limit_bytes=limit_bytes), "", seconds)
             reply, _ = self._reply(handle, limit_chars=shell.reply_bytes(limit_bytes))
         except AgentGaveUp as error:
+            raise ArtifactMissing(f"{path} cannot be read: {error}") from error
+        except ProviderError as error:
+            self._require_own_refusal(error)
             raise ArtifactMissing(f"{path} cannot be read: {error}") from error
         copy = shell.parse(reply, "", timeout_seconds=seconds, limit_bytes=limit_bytes)
         if copy.truncated:
