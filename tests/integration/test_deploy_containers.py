@@ -86,7 +86,8 @@ def test_an_orchestrator_serves_every_interface_and_wants_its_token(field: Field
     # in a network of its own, where nobody else is
     script_text = f"""
         {shlex.quote(COMMAND)} orchestrator & pid=$!
-        until {shlex.join(check[1:])} 2>/dev/null; do kill -0 $pid || exit 9; sleep 0.2; done
+        healthy() {{ http_proxy=http://127.0.0.1:9 {shlex.join(check[1:])} 2>/dev/null; }}  # past any proxy
+        until healthy; do kill -0 $pid || exit 9; sleep 0.2; done
         python -c 'import urllib.request as r; r.urlopen("http://127.0.0.1:9400/metrics")' 2>&1 | tail -1
         kill -TERM $pid; wait $pid
     """

@@ -16,6 +16,7 @@ from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec, SettledReceipt
 from orchestrator.vocabulary import Outcome
 from tests.support.bare_farm import a_receipt, a_spec, intended, leased, opened_farm, stored
+from tests.support.waiting import wait_until
 
 MANY = 450
 """More than two pages."""
@@ -25,9 +26,11 @@ BASE = (int(time.time()) - 3600) * 1000
 
 
 def ended(farm: Farm, outcome: Outcome = Outcome.CANCELLED, **changes: Any) -> EpisodeSpec:
-    """An episode with its receipt."""
+    """An episode with its receipt, in a millisecond of its own: within one, names order receipts."""
     spec, lease = leased(farm, a_spec(**changes))
     farm.ledger.commit(a_receipt(spec, outcome, group_id=spec.group_id), lease.token)
+    written = farm.ledger.now()
+    wait_until(lambda: farm.ledger.now() > written + 0.001, description="the next millisecond")
     return spec
 
 
