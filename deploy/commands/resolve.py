@@ -56,6 +56,10 @@ def is_running(pid: int) -> bool:
 
 
 def stop_as_ctrl_c_does() -> None:
-    """Let SIGTERM and a closed terminal end this command in order, as Ctrl-C does: sandboxes are deleted first."""
+    """Let SIGTERM and a closed terminal end this command in order, as Ctrl-C does: sandboxes are deleted first.
+
+    What the caller ignores, as nohup does SIGHUP, stays ignored.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)

@@ -36,13 +36,16 @@ def up(
     from orchestrator.vocabulary import SLOTS_PER_WORKER
 
     stop = threading.Event()
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signals.append(signal.SIGHUP)
 
     def on_signal(*_: object) -> None:
         stop.set()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in signals:
             signal.signal(number, signal.default_int_handler)  # a second one closes what still runs
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in signals:
         signal.signal(number, on_signal)
     with LocalFarm(load_settings(), workers=workers) as farm:
         where = farm.settings.e2b_api_url or "the E2B cloud"

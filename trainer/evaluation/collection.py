@@ -30,6 +30,7 @@ from orchestrator.errors import (
     RedisUnavailable,
 )
 from orchestrator.pool import Pool
+from orchestrator.records import SettledReceipt
 from orchestrator.tasks import Task
 from orchestrator.vocabulary import Outcome
 from trainer.absence import PATIENCE_SECONDS, Absence
@@ -49,6 +50,9 @@ _BEAT_LOOK_SECONDS = 0.2
 
 _INTERRUPTED = frozenset({Outcome.CANCELLED, Outcome.TRAINER_LOST})
 """How an episode ends whose evaluation was interrupted: not the farm's failure."""
+
+_CUT_SHORT = _INTERRUPTED | {Outcome.WINDOW_EXHAUSTED}
+"""How one ends that nobody drove to its end: its window may be over before its trainer is missed."""
 
 
 @dataclass(frozen=True)
@@ -236,8 +240,12 @@ class Collector(Generic[C]):
             except FarmError as error:
                 logger.error("not closed: %s", error, extra={"episode": episode_id})
                 continue
-            if settled is not None:
+            if settled is None:
+                continue
+            if settled.receipt.outcome in _CUT_SHORT:
                 self._keep_interrupted(Interrupted(episode_id=episode_id, cost_picousd=settled.cost_picousd))
+            else:  # it had ended by itself: the next start would find its receipt and count its cost again
+                self._keep(self._result(live, settled))
 
     # in the threads
 
@@ -285,7 +293,7 @@ class Collector(Generic[C]):
         settled = self._pool.ledger.receipt(episode_id)
         if settled is None:
             raise FarmError(f"{episode_id} has a row and no receipt: look at rollout-farm status")
-        if settled.receipt.outcome in _INTERRUPTED:
+        if settled.receipt.outcome in _CUT_SHORT:
             self._events.put(Interrupted(episode_id=episode_id, cost_picousd=settled.cost_picousd))
             return Planned(planned.task, planned.sample, planned.retry + 1)
         return EpisodeResult.of(settled, None, task=planned.task, sample=planned.sample, retry=planned.retry)
@@ -311,9 +319,12 @@ class Collector(Generic[C]):
             logger.warning("no score: %s", error, extra={"episode": live.episode.episode_id})
         settled = self._pool.ledger.receipt(live.episode.episode_id)
         assert settled is not None, "reward() returns or raises after the receipt"
-        usage = self._policy.usage(live.conversation).model_copy(update={"generation_seconds": live.generation_seconds})
         del self._live[live.episode.episode_id]
         self._pool.forget(live.episode)
+        return self._result(live, settled)
+
+    def _result(self, live: _Live[C], settled: SettledReceipt) -> EpisodeResult:
+        usage = self._policy.usage(live.conversation).model_copy(update={"generation_seconds": live.generation_seconds})
         where = live.planned
         return EpisodeResult.of(settled, usage, task=where.task, sample=where.sample, retry=where.retry)
 
