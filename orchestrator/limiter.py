@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from redis import Redis
+from redis.exceptions import RedisError
 
 from orchestrator.connection import BLOCK_SECONDS
 from orchestrator.cost import LIST_PRICES, Rates
@@ -27,8 +29,11 @@ from orchestrator.creations import Creation, Defaults, episode_over, limit_fell,
 from orchestrator.errors import ConcurrencyLimited, EpisodeAborted, NeverFits, RateLimited, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.scripts import Scripts
-from orchestrator.settings import HIGHEST_CONCURRENCY, HIGHEST_RATE, LOWEST_RATE
+from orchestrator.settings import HIGHEST_CONCURRENCY, HIGHEST_RATE, LOWEST_RATE, Budgets
 from orchestrator.vocabulary import SLOTS_PER_WORKER, Outcome, Role
+
+_PATIENCE_SECONDS = Budgets().admission_seconds
+"""The longest wait for a permit where the caller names none."""
 
 _STEP_BACK_SECONDS = 1.0
 """How long an episode without reservation keeps its slot from a reserved batch, so that it does not circle hot."""
@@ -135,14 +140,13 @@ class Limiter:
     ) -> Admission:
         """Wait in line for a permit; `check` is called now and then and may raise to give up.
 
-        Raises EpisodeAborted(admission_timeout) when `wait_seconds` have passed since it first had to wait, in an
-        earlier attempt too, or when the limit has fallen below the batch's reservation; as budget_exhausted when a
-        budget cannot pay for it (one that is only reserved is waited for, except in a batch); LeaseLost when the
-        episode has ended or is unknown.
+        Raises EpisodeAborted(admission_timeout) when it has waited for `wait_seconds`, earlier attempts included, or
+        when the limit has fallen below the batch's reservation; as budget_exhausted when a budget cannot pay for it
+        (one that is only reserved is waited for, except in a batch); LeaseLost when the episode is over or unknown.
         """
         ends = time.monotonic() + wait_seconds
         stepped_back = False
-        try:
+        with self._leaving(episode_id):
             while True:
                 check()
                 answer = self.ask(episode_id, reservation_id=reservation_id, patience_seconds=wait_seconds)
@@ -164,14 +168,13 @@ class Limiter:
                 if answer is PermitAnswer.OVERDUE or left <= 0:
                     raise EpisodeAborted(Outcome.ADMISSION_TIMEOUT, f"no permit within {wait_seconds:g} s of waiting")
                 self._redis.blpop([Keys.wake(episode_id)], timeout=min(max(left, 0.01), BLOCK_SECONDS))
-        except BaseException:
-            self.leave(episode_id)
-            raise
 
-    def ask(self, episode_id: str, *, reservation_id: str | None, patience_seconds: float = 900.0) -> PermitAnswer:
+    def ask(
+        self, episode_id: str, *, reservation_id: str | None, patience_seconds: float = _PATIENCE_SECONDS
+    ) -> PermitAnswer:
         """Ask once for a permit: the step that `admit` repeats.
 
-        Since it first had to wait, or to step back for want of money, it is told so for `patience_seconds` at most.
+        It is told to wait, or for want of money to step back, for `patience_seconds` in all attempts at most.
         """
         keys = [
             Keys.PERMITS,
@@ -196,6 +199,16 @@ class Limiter:
         args += [Keys.WAKE_PREFIX, Keys.BUDGET_PREFIX, rates.vcpu_picousd, rates.gib_picousd]
         args += [f"{size.vcpus}:{size.memory_mb}"]
         return PermitAnswer(self._scripts.run("acquire_permit", keys, args))
+
+    @contextmanager
+    def _leaving(self, name: str) -> Iterator[None]:
+        """Give up the place in line when the wait for it fails; without Redis it is pruned by itself."""
+        try:
+            yield
+        except BaseException:
+            with suppress(RedisError):
+                self.leave(name)
+            raise
 
     def leave(self, name: str) -> None:
         """Give up a place in line, of an episode or of a batch."""
@@ -267,15 +280,15 @@ class Limiter:
         *,
         life_seconds: float,
         wait_seconds: float = 0.0,
-        patience_seconds: float = 900.0,
+        patience_seconds: float = _PATIENCE_SECONDS,
     ) -> bool:
         """Reserve `count` places at once or none, waiting in line for them; False when they were not free in time.
 
         An episode that stepped back keeps its place before the batch for `patience_seconds` at most. Raises
         NeverFits when so many can never be live together.
         """
-        ends = time.monotonic() + wait_seconds
-        try:
+        ends, name = time.monotonic() + wait_seconds, _in_line(reservation_id, count)
+        with self._leaving(name):
             while True:
                 left = ends - time.monotonic()
                 if self.ask_places(
@@ -288,14 +301,16 @@ class Limiter:
                     return True
                 if left <= 0:
                     return False
-                wake = Keys.wake(_in_line(reservation_id, count))
-                self._redis.blpop([wake], timeout=min(max(left, 0.01), BLOCK_SECONDS))  # less: for ever
-        except BaseException:
-            self.leave(_in_line(reservation_id, count))
-            raise
+                self._redis.blpop([Keys.wake(name)], timeout=min(max(left, 0.01), BLOCK_SECONDS))  # less: for ever
 
     def ask_places(
-        self, reservation_id: str, count: int, *, life_seconds: float, stays: bool, patience_seconds: float = 900.0
+        self,
+        reservation_id: str,
+        count: int,
+        *,
+        life_seconds: float,
+        stays: bool,
+        patience_seconds: float = _PATIENCE_SECONDS,
     ) -> bool:
         """Ask once for a batch's places: the step that `reserve` repeats; one that `stays` keeps its place in line."""
         name = _in_line(reservation_id, count)

@@ -35,7 +35,7 @@ class CommandResult:
     timed_out: bool
     truncated: bool
     started: bool = True
-    """False when the sandbox said that it cannot start it."""
+    """False when nothing of it has run: the sandbox could not start it."""
 
 
 @dataclass(frozen=True)

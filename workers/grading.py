@@ -26,7 +26,7 @@ _INTEGER_DIGITS = 4_300
 
 @dataclass(frozen=True)
 class Grade:
-    """A verdict: SOLVED, WRONG_ANSWER or CANDIDATE_FAILED, and why in a few words."""
+    """A verdict, of those that have a score, and why in a few words."""
 
     outcome: Outcome
     detail: str

@@ -1,9 +1,8 @@
 """The atomic operations: one .lua file each, named by its verb, its header saying KEYS, ARGV and what it returns.
 
 A file whose name begins with an underscore is no operation: a script whose header says `Needs: <name>` is sent with
-`_<name>.lua` (and what that needs itself) before it, and what asks for the time with `now_ms` before it, the one place
-that knows it. It is Redis's; a simulation gives a clock of its own instead, so that the very same scripts can be
-run through hours in seconds.
+`_<name>.lua` (and what that needs itself) before it. Before all that stands `now_ms`, by which scripts ask for the
+time: Redis's, or that of a simulation, so that the very same scripts can be run through hours in seconds.
 """
 
 from __future__ import annotations

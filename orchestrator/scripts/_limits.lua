@@ -84,12 +84,12 @@ local function drop_silent(seen, now, waiters, batches)
   end
 end
 
--- The first batch in line that a limit bears, and its place. One larger than a lowered limit waits for that to be raised,
+-- The place of the first batch in line that a limit bears. One larger than a lowered limit waits for that to be raised,
 -- not for a place: what it cannot have others may.
 local function first_batch(batches, limit)
   local line = redis.call('ZRANGE', batches, 0, -1, 'WITHSCORES')
   for i = 1, #line, 2 do
-    if tonumber(string.match(line[i], '^%d+')) <= limit then return line[i], line[i + 1] end
+    if tonumber(string.match(line[i], '^%d+')) <= limit then return line[i + 1] end
   end
 end
 

@@ -7,10 +7,9 @@
 -- KEYS: 1 permits, 2 waiters, 3 waiters seen, 4 limits, 5 reservations, 6 slots, 7 wake list of this episode,
 --       8 episode row, 9 batches in line, 10 places at the provider, 11 line of creators, 12 when they ask,
 --       13 the farm's budget, 14 sizes of templates, 15 who stepped back
--- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 how long it may wait, from when it first had
---       to, ms, without the time that it was back in the queue, 5 wake key prefix,
---       6 prefix of a run's budget, 7 pico-dollars per vCPU-second, 8 the same per GiB-second, 9 vcpus:memory_mb of a
---       template that was never seen
+-- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 how long it may wait in all, ms: from when
+--       it first had to, without the time that it was back in the queue, 5 wake key prefix, 6 prefix of a run's budget,
+--       7 pico-dollars per vCPU-second, 8 the same per GiB-second, 9 vcpus:memory_mb of a template that was never seen
 -- Returns: 1 granted, 0 wait (in line), 2 step back: its slot, or all the money, is reserved for others,
 --          3 the reservation can no longer be met (the limit fell below it), 4 the episode has its receipt or is unknown,
 --          5 its run's budget cannot pay for it, 6 the farm's cannot, 7 it has waited for as long as it may
@@ -21,21 +20,21 @@ local episode = redis.call('HMGET', KEYS[8], 'state', 'run', 'template', 'policy
 if not episode[1] or episode[1] == 'final' then return 4 end
 if redis.call('ZSCORE', KEYS[1], ARGV[1]) then return 1 end
 local now = now_ms()
-local arrived = tonumber(episode[7])
+local arrived, away = tonumber(episode[7]), 0
 if arrived then
   redis.call('ZREM', KEYS[15], ARGV[1])  -- it is here again
   if arrived > now then  -- the clock stepped back since
     arrived = now
-    redis.call('HSET', KEYS[8], 'arrived_at', now)
+    redis.call('HSET', KEYS[8], 'arrived_at', now, 'away_ms', 0)
+  else
+    away = tonumber(episode[9] or '0')
+    if episode[8] then
+      away = away + math.max(0, now - tonumber(episode[8]))
+      redis.call('HSET', KEYS[8], 'away_ms', string.format('%.0f', away))
+    end
   end
 end
-
-local away = tonumber(episode[9] or '0')
-if episode[8] then
-  away = away + math.max(0, now - tonumber(episode[8]))
-  redis.call('HSET', KEYS[8], 'away_ms', string.format('%.0f', away))
-  redis.call('HDEL', KEYS[8], 'left_at')
-end
+if episode[8] then redis.call('HDEL', KEYS[8], 'left_at') end
 
 local function overdue() return now - arrived - away > tonumber(ARGV[4]) end
 
@@ -134,7 +133,7 @@ if not mine then
     redis.call('ZADD', KEYS[15], arrived, ARGV[1])
     return step_back()
   end
-  local _, theirs = first_batch(KEYS[9], limit)
+  local theirs = first_batch(KEYS[9], limit)
   local before = theirs and tonumber(theirs) < place and '(' .. theirs
   local turns = before and redis.call('ZCOUNT', KEYS[2], '-inf', before) + redis.call('ZCOUNT', KEYS[15], '-inf', before)
   if free - reserved > rank and (not before or rank < turns) then

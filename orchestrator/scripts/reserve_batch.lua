@@ -22,7 +22,7 @@ redis.call('ZREMRANGEBYSCORE', KEYS[8], '-inf', now - ARGV[8])  -- an episode th
 redis.call('DEL', KEYS[9])
 local place = tonumber(redis.call('ZSCORE', KEYS[7], ARGV[6]) or last_place(now, KEYS[5], KEYS[7], KEYS[8]))
 local before = '(' .. string.format('%.0f', place)
-local _, theirs = first_batch(KEYS[7], limit)
+local theirs = first_batch(KEYS[7], limit)
 local first = not theirs or tonumber(theirs) >= place
 local needed = redis.call('ZCARD', KEYS[1]) + reserved + wanted
   + redis.call('ZCOUNT', KEYS[5], '-inf', before) + redis.call('ZCOUNT', KEYS[8], '-inf', before)

@@ -241,6 +241,21 @@ def test_the_time_back_in_the_queue_is_no_waiting(farm: Farm, redis: Redis) -> N
     end(farm, (spec, again), *held)
 
 
+def test_time_in_the_queue_before_it_first_waited_lengthens_no_wait(farm: Farm, redis: Redis) -> None:
+    """It was given back by a worker that left, or for want of money."""
+    beat_slots(farm, 2)
+    spec, lease = leased(farm)
+    assert farm.ledger.defer(lease)
+    redis.hincrby(Keys.episode(spec.episode_id), "left_at", -2_000_000)
+    held = [running(farm), running(farm)]
+    again = farm.ledger.take(spec.episode_id, 2, "slot-b", lease_seconds=60)
+    assert again is not None
+    assert farm.limiter.ask(spec.episode_id, reservation_id=None) is PermitAnswer.WAIT
+    redis.hincrby(Keys.episode(spec.episode_id), "arrived_at", -901_000)
+    assert farm.limiter.ask(spec.episode_id, reservation_id=None) is PermitAnswer.OVERDUE
+    end(farm, (spec, again), *held)
+
+
 # batches among themselves
 
 
