@@ -33,7 +33,7 @@ types: .venv/.dev format-check  ## mypy, strict
 	$(BIN)/mypy
 
 pytest: .venv/.dev types
-	$(BIN)/python -m pytest -n $(PYTEST_PROCESSES) --dist loadfile --no-loadscope-reorder tests/e2e tests/trainer tests/integration tests/unit
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p tests.support.warm_suite -n $(PYTEST_PROCESSES) --dist loadfile --no-loadscope-reorder tests/e2e tests/trainer tests/integration tests/unit
 
 bench: .venv/.dev  ## Measure overheads; prints a table, writes bench.json
 	$(BIN)/python -m tests.bench

@@ -40,7 +40,7 @@ class User:
         given = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "REDIS_", "E2B_"))}
         given |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), **environment}
         output = self.temporary.parent / f"output-{len(self.started)}"
-        command = [str(COMMAND)] if template is None else warm.FARM_COMMAND
+        command = [str(COMMAND)] if template is None else template.farm_command
         process = Marked([*command, *arguments], environment=given, cwd=self.home, output=output, template=template)
         self.started.append(process)
         return process

@@ -16,6 +16,7 @@ from playwright.sync_api import Error, Request
 from deploy.embedded import EmbeddedRedis
 from orchestrator.vocabulary import Outcome
 from tests.e2e.commands import COMMAND
+from tests.support import warm
 from tests.support.bare_farm import a_receipt, leased
 from tests.support.browser import OpenPage, Watched
 from tests.support.farm import Field, open_field
@@ -38,12 +39,16 @@ HOSTILE = (
 
 
 @contextmanager
-def orchestrator(field: Field, output: Path, *arguments: str, port: int = 0, **environment: str) -> Iterator[str]:
+def orchestrator(
+    field: Field, output: Path, *arguments: str, port: int = 0, installed: bool = False, **environment: str
+) -> Iterator[str]:
     """An orchestrator of this farm; the URL of its dashboard. Checks at its end that it showed no trace."""
-    command = [str(COMMAND), "orchestrator", "--metrics-port", str(port), *arguments]
+    program = [str(COMMAND)] if installed else warm.FARM_COMMAND
+    command = [*program, "orchestrator", "--metrics-port", str(port), *arguments]
     output.mkdir(exist_ok=True)
     given = {**worker_environment(field.settings), "PYTHONUNBUFFERED": "1", **environment}
-    process = Marked(command, environment=given, cwd=output, output=output / "orchestrator")
+    template = None if installed else warm.dashboard()
+    process = Marked(command, environment=given, cwd=output, output=output / "orchestrator", template=template)
     try:
         found = wait_until(
             lambda: re.search(r"Dashboard at (http://\S+/),", process.stdout), seconds=60, description="it says where"
@@ -68,7 +73,7 @@ def lasting(ground: Ground) -> Iterator[Field]:
 @pytest.fixture(scope="module")
 def url(lasting: Field, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An orchestrator's dashboard."""
-    with orchestrator(lasting, tmp_path_factory.mktemp("orchestrator")) as found:
+    with orchestrator(lasting, tmp_path_factory.mktemp("orchestrator"), installed=True) as found:
         yield found
 
 

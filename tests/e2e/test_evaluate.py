@@ -51,9 +51,10 @@ def models(someone: User, saved: Path) -> User:
     return someone
 
 
-def evaluated(someone: User, *arguments: str, code: ExitCode = ExitCode.OK) -> dict[str, Any]:
-    found, process = someone.run("evaluate", "tasks.json", *arguments, seconds=110, HF_HUB_OFFLINE="1")
-    assert found == code, process.stderr
+def evaluated(someone: User, *arguments: str, template: warm.Template | None = None) -> dict[str, Any]:
+    command = ("evaluate", "tasks.json", *arguments)
+    found, process = someone.run(*command, seconds=110, template=template, HF_HUB_OFFLINE="1")
+    assert found == ExitCode.OK, process.stderr
     body: dict[str, Any] = json.loads(process.stdout)
     return body
 
@@ -70,7 +71,7 @@ def refused(someone: User, *arguments: str) -> str:
 @pytest.mark.timeout(300)  # two processes that import torch
 def test_two_models_are_evaluated_and_compared(models: User) -> None:
     first = evaluated(models, "--model", "untaught", "--output", "first", *LIMITS)
-    second = evaluated(models, "--model", "taught", "--output", "second", *LIMITS)
+    second = evaluated(models, "--model", "taught", "--output", "second", *LIMITS, template=warm.trainer())
     assert json.loads((models.home / "first" / "report.json").read_text()) == first
     assert (first["scored"], second["scored"], first["missing"]) == (6, 6, 0)
     assert set(second["pass_at"]) == {"1", "2", "3"}
@@ -91,7 +92,7 @@ def test_a_script_needs_no_model_and_a_finished_evaluation_no_farm(someone: User
     assert report["score"]["value"] == 1.0
     again, process = someone.run(
         "evaluate", "tasks.json", "--script", "right", "--output", "out", "--episodes", "1",
-        REDIS_URL="redis://127.0.0.1:1/0",
+        template=warm.farm(), REDIS_URL="redis://127.0.0.1:1/0",
     )  # fmt: skip
     assert again == ExitCode.OK
     assert json.loads(process.stdout) == report
@@ -114,7 +115,7 @@ def test_ctrl_c_leaves_nothing_and_the_same_command_goes_on(someone: User) -> No
     assert process.wait(60) == ExitCode.INTERRUPTED
     assert "the same command goes on from here" in process.stderr
     kept = results.read_text()
-    report = evaluated(someone, *arguments)
+    report = evaluated(someone, *arguments, template=warm.farm())
     assert (report["scored"], report["missing"], report["failures"]["count"]) == (16, 0, 0)
     assert results.read_text().startswith(kept)
 

@@ -12,6 +12,7 @@ from deploy.embedded import LocalSandboxes
 from deploy.exit_codes import ExitCode
 from orchestrator.keys import Keys
 from tests.e2e.commands import User, user
+from tests.support import warm
 from tests.support.policies import weekly_sales
 from tests.support.waiting import wait_until
 
@@ -59,31 +60,31 @@ def test_a_redis_that_is_not_there_is_one_clear_line(someone: User) -> None:
 
 @pytest.mark.parametrize("command", [("worker",), ("status",), ("orchestrator",), ("reconcile",)])
 def test_every_command_says_the_same_of_it(someone: User, command: tuple[str, ...]) -> None:
-    code, process = someone.run(*command, REDIS_URL="redis://127.0.0.1:1/0", E2B_API_KEY="k")
+    code, process = someone.run(*command, template=warm.farm(), REDIS_URL="redis://127.0.0.1:1/0", E2B_API_KEY="k")
     assert code == ExitCode.REDIS
     assert "correct REDIS_URL" in one_line(process.stderr)
 
 
 def test_a_wrong_task_file_is_named_with_its_line_before_anything_is_started(someone: User) -> None:
     (someone.home / "task.json").write_text('{"schema_version": 1,\n "id": "x",\n "promt": "?"}')
-    code, process = someone.run("run", "task.json")
+    code, process = someone.run("run", "task.json", template=warm.farm())
     assert code == ExitCode.TASK
     assert "task.json:3" in process.stderr
     assert "promt" in process.stderr
     assert "Traceback" not in process.stderr
-    code, process = someone.run("run", "nowhere.json")
+    code, process = someone.run("run", "nowhere.json", template=warm.farm())
     assert code == ExitCode.TASK
     assert "nowhere.json" in one_line(process.stderr)
 
 
 def test_a_script_that_no_task_has_is_named(someone: User) -> None:
-    code, process = someone.run("run", "weekly-sales", "--script", "nothing")
+    code, process = someone.run("run", "weekly-sales", "--script", "nothing", template=warm.farm())
     assert code == ExitCode.FAILED
     assert "it has: buggy, repair" in one_line(process.stderr)
 
 
 def test_a_wrong_setting_is_named(someone: User) -> None:
-    code, process = someone.run("run", "weekly-sales", FARM_CONCURRENCY_LIMIT="many")
+    code, process = someone.run("run", "weekly-sales", template=warm.farm(), FARM_CONCURRENCY_LIMIT="many")
     assert code == ExitCode.SETTINGS
     assert "FARM_CONCURRENCY_LIMIT" in one_line(process.stderr)
 

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from tests.support.e2b_local import API_KEY, LocalService
 from tests.support.forge import forged
 from tests.support.terminus import terminus_server
 from tests.support.waiting import wait_until
+from tests.support.warm import WarmProcess
 
 from openenv.core.env_server.mcp_types import CallToolAction  # type: ignore[import-untyped]  # isort: skip
 from openenv.core.generic_client import GenericEnvClient  # type: ignore[import-untyped]  # isort: skip
@@ -31,7 +31,7 @@ VANISHED_SECONDS = 0.5
 
 
 @contextmanager
-def terminus(service: LocalService, budgets: Budgets = BUDGETS) -> Iterator[tuple[str, BaseProcess]]:
+def terminus(service: LocalService, budgets: Budgets = BUDGETS) -> Iterator[tuple[str, WarmProcess]]:
     """A Terminus server of two places in a process of its own."""
     with terminus_server(
         service.url, budgets, key=API_KEY, metadata={"farm": "interop"}, vanished_seconds=VANISHED_SECONDS
@@ -40,7 +40,7 @@ def terminus(service: LocalService, budgets: Budgets = BUDGETS) -> Iterator[tupl
 
 
 @contextmanager
-def holding(kind: str, url: str, *, busy: bool = False) -> Iterator[BaseProcess]:
+def holding(kind: str, url: str, *, busy: bool = False) -> Iterator[WarmProcess]:
     """A client process that holds a session after its reset."""
     with forged(_hold, kind, url, busy) as (done, process):
         assert not done
@@ -248,6 +248,5 @@ def test_sigterm_deletes_the_sandboxes_of_all_sessions(service: LocalService, pr
     with terminus(service) as (url, server), holding("mcp", url), holding("generic", url):
         assert len(provider.list({"farm": "interop"})) == 2
         server.terminate()
-        server.join(10)
-        assert server.exitcode == -signal.SIGTERM
+        assert server.wait(10) == -signal.SIGTERM
         assert provider.list({"farm": "interop"}) == []

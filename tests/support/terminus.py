@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import uvicorn
@@ -14,6 +13,7 @@ from orchestrator.provider import Provider
 from orchestrator.settings import Budgets
 from tests.support.forge import forged
 from tests.support.waiting import wait_until
+from tests.support.warm import WarmProcess
 from workers.sandboxes.provider import E2BProvider
 from workers.terminus.server import create_app, serve
 from workers.terminus.session import SessionDefaults
@@ -44,7 +44,7 @@ def terminus_server(
     key: str,
     metadata: Mapping[str, str] | None = None,
     vanished_seconds: float = 2.0,
-) -> Iterator[tuple[str, BaseProcess]]:
+) -> Iterator[tuple[str, WarmProcess]]:
     """A server in a process of its own: its base URL and the process.
 
     `metadata` is on the sandboxes of clients that name none.
