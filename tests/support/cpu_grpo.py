@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -197,10 +198,19 @@ def _attention(
     return torch.cat(out)
 
 
+_FORKED = multiprocessing.get_context("forkserver")
+_FORKED.set_forkserver_preload([__name__])
+
+
 @contextlib.contextmanager
-def without_gpu() -> Iterator[None]:
-    """Let AsyncGRPOTrainer and its worker be made where there is no CUDA, no vLLM and no kernel to load."""
+def without_gpu(*, spawned: bool = False) -> Iterator[None]:
+    """Let AsyncGRPOTrainer and its worker be made where there is no CUDA, no vLLM and no kernel to load.
+
+    The child is forked from a process that has imported what it needs; `spawned` as TRL does it.
+    """
+    context = multiprocessing.get_context("spawn") if spawned else _FORKED
     with (
+        patch.object(async_rollout_worker, "mp", SimpleNamespace(get_context=lambda _: context)),
         patch.object(async_rollout_worker, "is_vllm_available", lambda: True),
         patch.object(async_rollout_worker, "is_aiohttp_available", lambda: True),
         patch.object(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None),

@@ -147,7 +147,7 @@ def check_nothing_left(field: Field) -> list[str]:
 
 
 def test_async_grpo_trains_on_the_farm(ground: Ground, tmp_path: Path) -> None:
-    with open_field(ground) as field, without_gpu():
+    with open_field(ground) as field, without_gpu(spawned=True):
         field.worker("w1")
         field.worker("w2")
         trainer, logs = made_trainer(field, tmp_path, seven(), steps=3)
