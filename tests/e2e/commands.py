@@ -38,7 +38,9 @@ class User:
 
     def _start(self, arguments: tuple[str, ...], environment: dict[str, str], template: warm.Template | None) -> Marked:
         given = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "REDIS_", "E2B_"))}
-        given |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), **environment}
+        cache = self.temporary.parent / "torch-cache"  # torch leaves it, on purpose, with temporary files by default
+        given |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+        given |= environment
         output = self.temporary.parent / f"output-{len(self.started)}"
         command = [str(COMMAND)] if template is None else template.farm_command
         process = Marked([*command, *arguments], environment=given, cwd=self.home, output=output, template=template)
@@ -81,7 +83,7 @@ def user() -> Iterator[User]:
                 description=f"{process.process.args!r} has left no process behind",
                 seconds=_LEASH_SECONDS,
             )
-        assert list(made.temporary.iterdir()) == []
+        assert (left := list(made.temporary.iterdir())) == [], left
     finally:
         for process in made.started:
             process.end()

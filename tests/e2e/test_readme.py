@@ -59,7 +59,7 @@ def _run(code: str, directory: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -93,6 +93,7 @@ def test_the_batch_runs_in_an_open_pool(farm_directory: Path) -> None:
     _run(f"{head}\n{body}    print(len(episodes))", farm_directory)
 
 
+@pytest.mark.timeout(300)  # two processes that import torch
 def test_the_training_runs_on_a_model_made_here(farm_directory: Path, tmp_path: Path) -> None:
     make = "from pathlib import Path\nfrom tests.support.tiny_policy import SUBMIT, save_model\n"
     _run(f"{make}save_model(Path({str(tmp_path)!r}), [SUBMIT], prompt='fix')", farm_directory)

@@ -240,7 +240,7 @@ def test_too_many_failures_stop_the_collector_and_leave_nothing(field: Field, tm
             factory.create("weekly-sales")
         assert (factory.counts.scored, factory.counts.failed, factory.counts.open) == (1, 2, 0)
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 1, "what was collected before is kept"
-    assert field.farm.ledger.open_episodes() == []
+    wait_until(lambda: field.farm.ledger.open_episodes() == [], description="the worker has ended each, too")
     assert field.provider.list({}) == []
 
 
