@@ -197,6 +197,7 @@ class Allocations:
             Keys.CREATORS_DUE,
             Keys.BUDGET,
             Keys.BATCHES,
+            Keys.receipt(row.episode_id),
         ]
         answer = self._scripts.run(
             "move_allocation",
