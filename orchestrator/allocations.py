@@ -170,6 +170,14 @@ class Allocations:
         rows = cast("list[dict[str, str]]", pipeline.execute() if allocation_ids else [])
         return [_allocation(raw) if raw else None for raw in rows]
 
+    def still_unsettled(self, allocation_ids: Sequence[str]) -> set[str]:
+        """Those of these allocations that may still run; one round trip."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for allocation_id in allocation_ids:
+            pipeline.zscore(Keys.ALLOCATIONS, allocation_id)
+        found = zip(allocation_ids, pipeline.execute() if allocation_ids else [], strict=True)
+        return {allocation_id for allocation_id, since in found if since is not None}
+
     def _move(
         self,
         row: Allocation,
@@ -197,6 +205,7 @@ class Allocations:
             Keys.CREATORS_DUE,
             Keys.BUDGET,
             Keys.BATCHES,
+            Keys.receipt(row.episode_id),
         ]
         answer = self._scripts.run(
             "move_allocation",

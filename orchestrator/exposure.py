@@ -1,8 +1,13 @@
-"""Who can reach a server of ours, and what it needs then: on loopback everybody on this host, elsewhere the token."""
+"""Who can reach a server of ours, and what it needs then: on loopback everybody on this host, elsewhere the token.
+
+What always holds: whatever a header says, reading it is an answer and no error.
+"""
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
+import re
 
 from orchestrator.errors import SettingsError
 
@@ -24,6 +29,23 @@ def names_this_host(host: str) -> bool:
     """
     name = host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
     return is_loopback(name.strip("[]"))
+
+
+def is_host(text: str) -> bool:
+    """Whether this is a name or an address, with or without a port, of which an address for a browser can be made."""
+    found = re.fullmatch(r"(?:([a-z0-9]([a-z0-9._-]*[a-z0-9])?)|\[([0-9a-f:.]+)\])(:[0-9]{1,5})?", text.lower())
+    if found is None or found[3] is None:
+        return found is not None
+    try:
+        return ipaddress.ip_address(found[3]).version == 6
+    except ValueError:
+        return False
+
+
+def shows_token(authorization: str, token: str) -> bool:
+    """Whether an Authorization header shows this bearer token; `bearer` in any spelling, as HTTP has it."""
+    kind, _, given = authorization.partition(" ")
+    return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
 
 
 def check_exposure(host: str, token: str | None, *, setting: str) -> None:

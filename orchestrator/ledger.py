@@ -141,6 +141,7 @@ class Ledger:
             Keys.BUDGET,
             Keys.BATCHES,
             Keys.STEPPED_BACK,
+            Keys.transcript(receipt.episode_id),
         ]
         answer = self._scripts.run(
             "commit_receipt",
@@ -156,6 +157,8 @@ class Ledger:
                 json.dumps(counts_of(receipt)),
                 json.dumps(cost_bounds()),
                 Keys.BUDGET_PREFIX,
+                Keys.receipt(""),
+                Keys.allocation(""),
             ],
         )
         if answer == 0:

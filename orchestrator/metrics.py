@@ -216,7 +216,8 @@ def _money(reading: FarmReading) -> Iterator[Metric]:
         amounts["limit"] = budget.limit_picousd
     yield _gauge(
         "farm_budget_usd",
-        "The farm's budget: spent, reserved for running episodes, and the limit if one is set.",
+        "The farm's budget: reserved for running episodes, the limit if one is set, and spent: also what was reserved"
+        " for creations that were never named, of which farm_cost_usd has nothing.",
         "kind",
         {kind: float(usd(amount)) for kind, amount in amounts.items()},
     )

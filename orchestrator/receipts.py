@@ -7,7 +7,7 @@ between the index and the look is passed over; what is written meanwhile is neit
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import cast
@@ -63,13 +63,38 @@ class Receipts:
         """Those that are wanted, newest first, at most `limit`; an unreadable one is logged and passed over."""
         return islice((settled for page in self._pages(wanted) for settled in self._settled(page, wanted)), limit)
 
+    def each(self, episode_ids: Sequence[str]) -> Iterator[SettledReceipt]:
+        """Those of these episodes that have a receipt, in this order; two round trips a page."""
+        for begin in range(0, len(episode_ids), _PAGE):
+            yield from self._settled(list(episode_ids[begin : begin + _PAGE]), ReceiptFilter())
+
     def knows_run(self, run_id: str) -> bool:
         """Whether any episode of the run has ended within the retention time."""
         return bool(self._redis.exists(Keys.finished(run_id)))
 
     def count_of_run(self, run_id: str) -> int:
-        """How many episodes of the run have ended within the retention time."""
-        return int(self._redis.xlen(Keys.finished(run_id)))
+        """How many episodes of the run have a receipt; one that expired before an older one counts until that goes."""
+        expired = 0
+        for page in self._oldest_of_run(run_id):
+            pipeline = self._redis.pipeline(transaction=False)
+            for episode in page:
+                pipeline.exists(Keys.receipt(episode))
+            there = pipeline.execute()
+            if any(there):
+                expired += there.index(1)
+                break
+            expired += len(page)
+        return int(self._redis.xlen(Keys.finished(run_id))) - expired
+
+    def _oldest_of_run(self, run_id: str) -> Iterator[list[str]]:
+        """Pages of episode ids from the old end of the run's stream, which only a new receipt of the run trims."""
+        last = "0"
+        while read := cast(
+            "list[tuple[str, list[tuple[str, dict[str, str]]]]]",
+            self._redis.xread({Keys.finished(run_id): last}, count=_PAGE),
+        ):
+            yield [fields["episode"] for _, fields in read[0][1]]
+            last = read[0][1][-1][0]
 
     def knows_group(self, group_id: str, *, run_id: str | None = None) -> bool:
         """Whether an episode of the group is among the newest 10,000 that ended, or among as many of the run."""

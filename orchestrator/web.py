@@ -9,16 +9,16 @@ probes say nothing worth that, and come under whatever name a supervisor has for
 
 from __future__ import annotations
 
-import hmac
 import logging
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 
 from orchestrator.deadline import Deadline
-from orchestrator.exposure import STRANGE_HOST, names_this_host
+from orchestrator.exposure import STRANGE_HOST, names_this_host, shows_token
 from orchestrator.farm import Farm
 from orchestrator.metrics import FarmReading, read, registry_of
 from orchestrator.redis_address import without_password
@@ -47,12 +47,11 @@ def create_app(farm: Farm, *, token: str | None = None) -> FastAPI:
     def metrics(request: Request) -> Response:
         if token is None and not names_this_host(request.headers.get("host", "")):
             return PlainTextResponse(STRANGE_HOST, status_code=403)
-        if token is not None and not _shows(request, token):
+        if token is not None and not shows_token(request.headers.get("authorization", ""), token):
             return PlainTextResponse(
                 "a bearer token is required\n", status_code=401, headers={"WWW-Authenticate": "Bearer"}
             )
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry_of(reading())), headers={"Content-Type": content_type})
+        return _encoded(registry_of(reading()), request.headers.get("accept", ""))
 
     @app.get("/healthz")
     async def healthz() -> PlainTextResponse:  # not in a thread: all of those may be waiting for Redis
@@ -70,5 +69,14 @@ def create_app(farm: Farm, *, token: str | None = None) -> FastAPI:
     return app
 
 
-def _shows(request: Request, token: str) -> bool:
-    return hmac.compare_digest(request.headers.get("authorization", "").encode(), f"Bearer {token}".encode())
+def _encoded(registry: Collector, accept: str) -> Response:
+    """In the format that is asked for; in the plain one for who asks for something that nobody can read."""
+    try:
+        return _as(accept, registry)
+    except (TypeError, ValueError):  # a version that is no number was compared with one
+        return _as("", registry)
+
+
+def _as(accept: str, registry: Collector) -> Response:
+    encode, content_type = choose_encoder(accept)
+    return Response(encode(registry), headers={"Content-Type": content_type})

@@ -14,7 +14,7 @@ import base64
 import hmac
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.exposure import STRANGE_HOST, names_this_host
+from orchestrator.exposure import STRANGE_HOST, is_host, names_this_host, shows_token
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +94,7 @@ class Gate:
             text = "the dashboard needs Gradio, which cannot be imported here: pip install 'gradio>=6,<7'\n"
             await PlainTextResponse(text, status_code=503)(scope, receive, send)
             return
-        # Gradio answers other origins in its own way when it sees one
-        kept = [(name, value) for name, value in scope["headers"] if name != b"origin"]
-        await page({**scope, "headers": kept}, receive, _with_headers(send))
+        await page({**scope, "headers": _for_gradio(scope["headers"])}, receive, _with_headers(send))
 
     async def _made(self, seconds: float | None) -> ASGIApp:
         """The page, made once for all; raises TimeoutError when it takes longer than `seconds`."""
@@ -162,14 +160,23 @@ def _with_headers(send: Send) -> Send:
 
 def _shows(authorization: str, token: str) -> bool:
     kind, _, given = authorization.partition(" ")
-    if kind.lower() == "basic":
-        try:
-            given = base64.b64decode(given, validate=True).decode().partition(":")[2]
-        except ValueError:  # no base64, no UTF-8, no ASCII
-            return False
-    elif kind.lower() != "bearer":
+    if kind.lower() != "basic":
+        return shows_token(authorization, token)
+    try:
+        password = base64.b64decode(given.strip(), validate=True).decode().partition(":")[2]
+    except ValueError:  # no base64, no UTF-8, no ASCII
         return False
-    return hmac.compare_digest(given.encode(), token.encode())
+    return hmac.compare_digest(password.encode(), token.encode())
+
+
+def _for_gradio(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Without what Gradio would answer other origins by, and without names of this host that it cannot read."""
+    kept = [(name, value) for name, value in headers if name not in (b"origin", b"x-gradio-server")]
+    return [(name, value) for name, value in kept if name != b"x-forwarded-host" or _first_is_host(value)]
+
+
+def _first_is_host(value: bytes) -> bool:
+    return is_host(value.decode("latin-1").partition(",")[0].strip())
 
 
 def answered(body: object, status: int = 200) -> JSONResponse:

@@ -7,8 +7,8 @@ once it is filled, a look reads only what was written since the last one. The co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import SettledReceipt
@@ -42,8 +42,13 @@ class Ended:
     finished_at: float
     phases: Mapping[str, float]
     cost_picousd: int
-    settled: bool
-    """Whether each of its sandboxes is settled: then nothing here changes any more."""
+    unsettled: tuple[str, ...] = ()
+    """Those of its sandboxes that are not settled; without any nothing here changes any more."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether each of its sandboxes is."""
+        return not self.unsettled
 
 
 class History:
@@ -71,10 +76,17 @@ class History:
         newest = sorted((*fresh.values(), *older), key=lambda ended: -ended.finished_at)[:RING]
         self._known = {ended.episode_id: ended for ended in newest}
 
-    def renew(self, settled: SettledReceipt) -> None:
-        """What is known of this episode has changed: a sandbox was settled late."""
-        if settled.receipt.episode_id in self._known:
-            self._known[settled.receipt.episode_id] = ended_of(settled)
+    def renew(self, unsettled: Callable[[Sequence[str]], Set[str]]) -> None:
+        """Read the episodes again of which a sandbox was settled late; `unsettled` tells which are not.
+
+        However many there are: one that is left out would show too small a cost for ever. Raises RedisError.
+        """
+        owners = {name: one.episode_id for one in self._known.values() for name in one.unsettled}
+        open_still = unsettled(list(owners)) if owners else set()
+        late = list(dict.fromkeys(episode for name, episode in owners.items() if name not in open_still))
+        found = {settled.receipt.episode_id: ended_of(settled) for settled in self._receipts.each(late)}
+        for episode in late:  # a receipt that has expired meanwhile is not asked for again
+            self._known[episode] = found.get(episode, replace(self._known[episode], unsettled=()))
 
 
 def ended_of(settled: SettledReceipt) -> Ended:
@@ -92,7 +104,7 @@ def ended_of(settled: SettledReceipt) -> Ended:
         finished_at=receipt.finished_at,
         phases=receipt.phases,
         cost_picousd=settled.cost_picousd,
-        settled=all(row.state.settled for row in settled.allocations),
+        unsettled=tuple(row.allocation_id for row in settled.allocations if not row.state.settled),
     )
 
 

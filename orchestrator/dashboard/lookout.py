@@ -42,8 +42,6 @@ _AGE_SECONDS = 0.5
 _RUNNING_ROWS = 40
 _QUEUED_ROWS = 10
 """Open episodes in the table."""
-_RENEWED = 50
-"""Ended episodes whose sandboxes may be settled late that are looked at again."""
 _EPISODES = 16
 """Episodes kept that somebody looked at: a transcript has a megabyte by default."""
 _SETTLED_AGE_SECONDS = 30.0
@@ -203,10 +201,7 @@ class Lookout:
 
     def _ended(self, now: float) -> tuple[Ended, ...]:
         self._history.look(now)
-        late = [one.episode_id for one in self._history.newest[:_RENEWED] if not one.settled]
-        for episode in late:
-            if (settled := self._farm.ledger.receipt(episode)) is not None:
-                self._history.renew(settled)
+        self._history.renew(self._farm.ledger.allocations.still_unsettled)
         return self._history.newest
 
     def _stuck(self, reading: FarmReading) -> tuple[Allocation, ...]:

@@ -14,8 +14,9 @@
 --   rates                                              pico-dollars per vCPU-second:per GiB-second of whoever gave the
 --                                                      permit; its sandboxes are priced by them wherever they are
 --                                                      settled: at other prices they could cost more than is reserved
---   unfunded_at                                        since when its money is reserved for others; absent: it was not,
---                                                      when it asked last
+--   unfunded_at                                        since when its money is reserved for others, later by the time
+--                                                      that it was back in the queue; absent: it was not, when it
+--                                                      asked last
 
 local RUN_SECONDS = 90 * 86400  -- a run's budget is forgotten this long after its last movement
 

@@ -7,9 +7,10 @@
 -- KEYS: 1 permits, 2 waiters, 3 waiters seen, 4 limits, 5 reservations, 6 slots, 7 wake list of this episode,
 --       8 episode row, 9 batches in line, 10 places at the provider, 11 line of creators, 12 when they ask,
 --       13 the farm's budget, 14 sizes of templates, 15 who stepped back
--- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 how long it may wait in all, ms: from when
---       it first had to, without the time that it was back in the queue, 5 wake key prefix, 6 prefix of a run's budget,
---       7 pico-dollars per vCPU-second, 8 the same per GiB-second, 9 vcpus:memory_mb of a template that was never seen
+-- ARGV: 1 episode id, 2 reservation id or '', 3 default concurrency limit, 4 how long it may wait in all, ms, in line or
+--       for money: from when it first had to, without the time that it was back in the queue, 5 wake key prefix,
+--       6 prefix of a run's budget, 7 pico-dollars per vCPU-second, 8 the same per GiB-second,
+--       9 vcpus:memory_mb of a template that was never seen
 -- Returns: 1 granted, 0 wait (in line), 2 step back: its slot, or all the money, is reserved for others,
 --          3 the reservation can no longer be met (the limit fell below it), 4 the episode has its receipt or is unknown,
 --          5 its run's budget cannot pay for it, 6 the farm's cannot, 7 it has waited for as long as it may
@@ -34,7 +35,14 @@ if arrived then
     end
   end
 end
-if episode[8] then redis.call('HDEL', KEYS[8], 'left_at') end
+local unfunded = tonumber(episode[6] or '0')
+if episode[8] then
+  redis.call('HDEL', KEYS[8], 'left_at')
+  if unfunded ~= 0 then  -- in the queue it kept no slot from others, and nobody asked whether its money was there
+    unfunded = unfunded + math.max(0, now - tonumber(episode[8]))
+    redis.call('HSET', KEYS[8], 'unfunded_at', string.format('%.0f', unfunded))
+  end
+end
 
 local function overdue() return now - arrived - away > tonumber(ARGV[4]) end
 
@@ -63,12 +71,11 @@ if episode[4] then
   if short == 2 then return code end
   if short == 1 then
     if ARGV[2] ~= '' then return code end  -- its batch is live at once or not at all: none of it gives money back
-    local since = tonumber(episode[6] or '0')
-    if since == 0 or since > now then  -- for the first time, or the clock stepped back since
-      since = now
+    if unfunded == 0 or unfunded > now then  -- for the first time, or the clock stepped back since
+      unfunded = now
       redis.call('HSET', KEYS[8], 'unfunded_at', now)
     end
-    return now - since > tonumber(ARGV[4]) and code or step_back()
+    return now - unfunded > tonumber(ARGV[4]) and code or step_back()
   end
   if episode[6] then redis.call('HDEL', KEYS[8], 'unfunded_at') end
 end

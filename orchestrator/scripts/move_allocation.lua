@@ -1,10 +1,10 @@
 -- Moves an allocation along one row of the transition table; settles it and frees its permit where that ends it.
 -- Its reservation gives way to what it really cost. Of one that was never named nobody knows: it counts as its longest
 -- life in the budgets, and not at all in the counters.
--- Needs: limits. Needs: costs. Needs: money.
+-- Needs: limits. Needs: costs. Needs: money. Needs: lives.
 -- KEYS: 1 episode row, 2 allocation row, 3 allocations, 4 counters, 5 permits, 6 waiters,
 --       7 places at the provider, 8 limits, 9 line of creators, 10 when they ask again, 11 the farm's budget,
---       12 batches in line for permits
+--       12 batches in line for permits, 13 receipt
 -- ARGV: 1 token, 2 allocation id, 3 episode id, 4 next state, 5 allowed from (comma-separated), 6 settled (1 or 0),
 --       7 retention seconds, 8 wake key prefix, 9 fields JSON, 10 counters JSON,
 --       11 cost in pico-dollars, 12 bounds of an episode's cost, JSON, 13 prefix of a run's budget,
@@ -32,7 +32,8 @@ if ARGV[4] == 'absent' then redis.call('HSET', KEYS[8], 'freed_at', now) end
 if ARGV[4] == 'created' or ARGV[6] == '1' then note_sandbox(KEYS[7], ARGV[3], KEYS[8], ARGV[4] == 'created', now) end
 if ARGV[6] == '1' then
   redis.call('ZREM', KEYS[3], ARGV[2])
-  redis.call('EXPIRE', KEYS[2], ARGV[14])
+  local of_receipt = redis.call('PTTL', KEYS[13])  -- its writer may keep it for longer than we do
+  outlive(KEYS[2], math.max(ARGV[14] * 1000, of_receipt))
   local reservation = 'reserved_' .. redis.call('HGET', KEYS[2], 'role')
   local held = tonumber(redis.call('HGET', KEYS[1], reservation) or '0')
   local cost = tonumber(fields.cost_picousd or ARGV[4] == 'expired' and held or 0)
@@ -43,7 +44,7 @@ if ARGV[6] == '1' then
   if final and left <= 0 then
     if known then
       observe_cost(KEYS[1], KEYS[4], ARGV[12])
-      redis.call('EXPIRE', KEYS[1], ARGV[7])
+      outlive(KEYS[1], math.max(ARGV[7] * 1000, of_receipt))
       release_money(KEYS[1], KEYS[11], ARGV[13])
     end
     if free_permit(ARGV[3], KEYS[5], KEYS[7], KEYS[8], KEYS[9], KEYS[10], ARGV[8]) == 1 then

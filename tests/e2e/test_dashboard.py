@@ -304,11 +304,17 @@ def test_when_redis_is_away_the_page_says_so(ground: Ground, open_page: OpenPage
 def test_behind_a_proxy_the_page_is_called_what_the_browser_calls_it(url: str) -> None:
     told = {"Host": "localhost:8443", "X-Forwarded-Proto": "https"}
 
-    def page() -> str:
-        return httpx.get(f"{url}dashboard/", headers=told, timeout=20).text
+    def page(**more: str) -> str:
+        headers = [(name.encode(), value.encode("latin-1")) for name, value in (told | more).items()]
+        return httpx.get(f"{url}dashboard/", headers=headers, timeout=20).text
 
     root = '"root":"https://localhost:8443/dashboard"'
     wait_until(lambda: root in page(), description="the page is ready", seconds=60)
+    for nonsense in ("[::1", "a:b:c", "127.0.0.1:abc", "\xe9", "::", ""):
+        assert root in page(**{"X-Forwarded-Host": nonsense}), nonsense
+    assert root in page(**{"X-Gradio-Server": "https://elsewhere.example"})
+    named = {"X-Forwarded-Host": "farm.example, localhost:8443"}
+    assert '"root":"https://farm.example/dashboard"' in page(**named)
 
 
 def test_beyond_loopback_the_browser_gives_the_token_as_a_password(

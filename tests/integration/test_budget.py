@@ -158,6 +158,24 @@ def test_money_that_never_comes_back_is_waited_for_only_so_long(farm: Farm, redi
     end(farm, first, late)
 
 
+def test_the_time_back_in_the_queue_is_no_time_without_money(farm: Farm, redis: Redis) -> None:
+    limit(farm, WORST)
+    first, (late, lease) = running(farm), leased(farm)
+    row = Keys.episode(late.episode_id)
+    for attempt in (2, 3):
+        assert ask(farm, late) is PermitAnswer.STEP_BACK
+        assert farm.ledger.defer(lease)
+        for name in ("unfunded_at", "left_at"):  # a queue of more than half the patience, twice
+            redis.hincrby(row, name, -500_000)
+        again = farm.ledger.take(late.episode_id, attempt, f"slot-{attempt}", lease_seconds=60)
+        assert again is not None
+        lease = again
+    assert ask(farm, late) is PermitAnswer.STEP_BACK
+    redis.hincrby(row, "unfunded_at", -901_000)
+    assert ask(farm, late) is PermitAnswer.RUN_BUDGET, "in slots it waits for so long and no longer"
+    end(farm, first, (late, lease))
+
+
 def test_the_time_in_line_for_a_permit_is_no_time_without_money(farm: Farm) -> None:
     clock = Clocked(farm.redis, concurrency_limit=1)
     limit(farm, WORST)

@@ -329,21 +329,6 @@ def test_what_ends_later_is_seen_and_what_was_known_stays(farm: Farm) -> None:
     assert {one.episode_id for one in fresh.ended} == {first, *later}, "another orchestrator sees the same"
 
 
-def test_a_late_settlement_reaches_the_table(farm: Farm) -> None:
-    clock = iter(range(10_000))
-    lookout = Lookout(farm, clock=lambda: float(next(clock)))
-    row, lease = ended_unresolved(farm)
-    first = lookout.view().look
-    farm.ledger.allocations.absent(row, lease.token, running_ms=60_000)
-    # its receipt is out of the reach of the next look for new ones
-    lookout._history._looked_at = farm.ledger.now() + 3600
-    second = lookout.view().look
-    assert first is not None
-    assert second is not None
-    assert [(one.settled, one.cost_picousd > 0) for one in first.ended] == [(False, False)]
-    assert [(one.settled, one.cost_picousd > 0) for one in second.ended] == [(True, True)]
-
-
 def test_a_sandbox_that_is_not_settled_shows_what_it_has_cost_so_far(farm: Farm, redis: Redis) -> None:
     row, _ = ended_unresolved(farm)
     redis.hincrby(Keys.allocation(row.allocation_id), "created_at", -100_000)

@@ -77,7 +77,11 @@ def test_each_recording_rule_is_tested_with_its_values() -> None:
     [
         *(("> 0.05", "> 0.5"), (">= 0.8", ">= 0.1"), ("== 0", "== 7"), ("for: 10m", "for: 1m"), ("|worker_lost", "")),
         *(("histogram_quantile(0.95", "histogram_quantile(0.05"), ('state="busy"', 'state="idle"')),
-        *(("rate(farm_episodes_total[5m])", "rate(farm_episodes_total[1h])"), ("max by (job, queue)", "sum by (job)")),
+        *(
+            ("rate(job:farm_episodes_total:max5m[5m])", "rate(job:farm_episodes_total:max5m[1h])"),
+            ("max by (job, queue)", "sum by (job)"),
+        ),
+        ("max_over_time(farm_rate_limited_total[5m])", "farm_rate_limited_total"),
     ],
 )
 def test_a_rule_that_was_changed_fails_its_tests(tmp_path: Path, wanted: str, instead: str) -> None:

@@ -255,12 +255,28 @@ def test_openmetrics_is_spoken_to_who_asks_for_it(redis_url: str) -> None:
     assert answer.text.endswith("# EOF\n")
 
 
+@pytest.mark.parametrize("version", ["banana", "1.0.x", "2.0.x", "9" * 5000, "\xe9", "", "-1"])
+@pytest.mark.parametrize("kind", ["application/openmetrics-text", "text/plain"])
+def test_a_format_that_nobody_can_read_is_answered_in_one_that_is_known(farm: Farm, kind: str, version: str) -> None:
+    with serving(create_app(farm), "127.0.0.1", 0) as url:
+        answer = httpx.get(f"{url}/metrics", headers={b"Accept": f"{kind}; version={version}".encode("latin-1")})
+    assert answer.status_code == 200
+    assert "farm_redis_up 1" in answer.text
+
+
 def test_a_token_guards_the_metrics_and_not_the_probes(redis_url: str) -> None:
     with farm_of(farm_settings(redis_url)) as farm:
         with serving(create_app(farm, token="secret"), "127.0.0.1", 0) as url:
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+            for headers in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"Authorization": "secret"},
+                {"Authorization": "Basic secret"},
+            ):
                 assert httpx.get(f"{url}/metrics", headers=headers).status_code == 401
-            assert httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer secret"}).status_code == 200
+            for bearer in ("Bearer", "bearer", "BEARER", "Bearer "):
+                headers = {"Authorization": f"{bearer} secret"}
+                assert httpx.get(f"{url}/metrics", headers=headers).status_code == 200
             assert httpx.get(f"{url}/healthz").status_code == 200
 
 

@@ -292,7 +292,8 @@ def test_the_stateless_routes_that_bypass_the_places_are_not_there(url: str, pro
 def test_with_a_token_every_request_needs_it(provider: FakeProvider) -> None:
     with serving(provider, BUDGETS, token="secret") as url:
         assert httpx.get(f"{url}/health").status_code == 401
-        assert httpx.get(f"{url}/health", headers={"Authorization": "Bearer secret"}).status_code == 200
+        for kind in ("Bearer", "bearer"):
+            assert httpx.get(f"{url}/health", headers={"Authorization": f"{kind} secret"}).status_code == 200
         refused = TerminusSession(url, BUDGETS, token="wrong")
         with pytest.raises(NothingSent):
             refused.reset(REQUEST)

@@ -27,7 +27,6 @@ def ended(ago: float, outcome: Outcome = Outcome.SOLVED, *, ran: float = 1.0, **
         "finished_at": NOW - ago,
         "phases": {"policy": ran},
         "cost_picousd": 5,
-        "settled": True,
     }
     return Ended(**{**given, **changes})
 

@@ -112,7 +112,8 @@ def test_compose_publishes_nothing_beyond_this_host() -> None:
 
 def test_compose_has_no_secret_of_its_own_and_asks_for_each() -> None:
     text = (DEPLOY / "compose.yaml").read_text()
-    given = {"REDIS_PASSWORD": "a1", "E2B_API_KEY": "b2", "FARM_METRICS_TOKEN": "c3"}
+    given = {"REDIS_PASSWORD": "a1", "E2B_API_KEY": "b2", "FARM_METRICS_TOKEN": "c3", "GRAFANA_PASSWORD": "d4"}
+    assert {secret["environment"] for secret in compose()["secrets"].values()} <= given.keys()
     services = yaml.safe_load(interpolated(text, given))["services"]
     for name in given:
         with pytest.raises(KeyError, match=name):

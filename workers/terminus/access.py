@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
-
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from orchestrator.exposure import shows_token
 
 
 class BearerToken:
@@ -12,12 +12,12 @@ class BearerToken:
 
     def __init__(self, app: ASGIApp, *, token: str) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode()
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what carries the token; 401, or a refused handshake, for the rest."""
-        given = dict(scope.get("headers", [])).get(b"authorization", b"")
-        if scope["type"] == "lifespan" or hmac.compare_digest(given, self._expected):
+        given = dict(scope.get("headers", [])).get(b"authorization", b"").decode("latin-1")
+        if scope["type"] == "lifespan" or shows_token(given, self._token):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
