@@ -198,6 +198,6 @@ def test_a_copy_by_way_of_a_command_is_the_file(sandbox: Sandbox, size: int) -> 
     for limit, held in ((size, data), (size + 1, data), (max(0, size - 1), data[: max(0, size - 1)])):
         reply = shell(sandbox, copying("/home/user/it's a file", limit_bytes=limit))
         copy = parse(reply, "", timeout_seconds=1, limit_bytes=limit)
-        assert (copy.stdout, copy.exit_code, copy.truncated) == (held, 0, limit < size)
+        assert (copy.stdout, copy.exit_code, copy.stdout_cut) == (held, 0, limit < size)
     gone = parse(shell(sandbox, copying("/nowhere", limit_bytes=9)), "", timeout_seconds=1, limit_bytes=9)
     assert (gone.stdout, gone.exit_code) == (b"", 1)

@@ -15,7 +15,7 @@ _GATE_SECONDS = 10.0
 
 def printed(stdout: bytes, stderr: bytes = b"", *, code: int | None = 0, **flags: bool) -> CommandResult:
     """A command's result."""
-    flags = {"timed_out": False, "truncated": False, **flags}
+    flags = {"timed_out": False, **flags}
     return CommandResult(exit_code=code, stdout=stdout, stderr=stderr, **flags)
 
 

@@ -76,7 +76,7 @@ class E2BSandbox:
             stdout, stderr = self._reply(handle, limit_chars=shell.reply_bytes(output_limit_bytes))
         except AgentGaveUp:
             return CommandResult(
-                exit_code=None, stdout=b"", stderr=b"", timed_out=True, truncated=True, started=handle is not None
+                exit_code=None, stdout=b"", stderr=b"", timed_out=True, stdout_cut=True, started=handle is not None
             )
         except ProviderError as error:
             self._require_own_refusal(error)
@@ -85,7 +85,6 @@ class E2BSandbox:
                 stdout=b"",
                 stderr=_NOT_STARTED,
                 timed_out=False,
-                truncated=False,
                 started=False,
             )
         return shell.parse(stdout, stderr, timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes)
@@ -183,7 +182,7 @@ class E2BSandbox:
             self._require_own_refusal(error)
             raise ArtifactMissing(f"{path} cannot be read: {error}") from error
         copy = shell.parse(reply, "", timeout_seconds=seconds, limit_bytes=limit_bytes)
-        if copy.truncated:
+        if copy.stdout_cut:
             raise ArtifactTooLarge(f"{path} grew past the limit of {limit_bytes} bytes")
         if copy.exit_code != 0:
             raise ArtifactMissing(f"{path} cannot be read")
