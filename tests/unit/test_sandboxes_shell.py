@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from workers.sandboxes import shell
 
+MEBIBYTE = 2**20
 MARK = b"\2farm\3".hex(" ")
 
 
@@ -81,6 +83,22 @@ def test_an_honest_reply_of_the_limit_fits_its_bound() -> None:
     limit = 65536
     lines = "".join(f" {bytes(4096).hex(' ')}\n" for _ in range(limit // 4096)) + " 00\n"
     assert len(NOISE + MARK + lines + MARK + ":255:10000000") <= shell.reply_bytes(limit)
+
+
+@pytest.mark.parametrize("line", [4096, 4 * MEBIBYTE])
+@pytest.mark.parametrize("end", ["", " 6", " zz"])
+def test_reading_a_long_reply_takes_little_memory(line: int, end: str) -> None:
+    """Two episodes share a server: one with much output once took 3 GB and its thread alone for seven seconds."""
+    size = 4 * MEBIBYTE
+    stdout = f" {MARK}" + f" {bytes(line).hex(' ')}\n" * (size // line - 1) + f" {bytes(line).hex(' ')}{end}"
+    tracemalloc.start()
+    try:
+        result = shell.parse(stdout, "", timeout_seconds=1, limit_bytes=size)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert result.stdout == bytes(size)
+    assert most < 32 * MEBIBYTE
 
 
 SPACES = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
