@@ -45,6 +45,14 @@ class CommandResult:
 
 
 @dataclass(frozen=True)
+class File:
+    """What was read of one regular file."""
+
+    data: bytes
+    executable: bool = False
+
+
+@dataclass(frozen=True)
 class SandboxRow:
     """One row of the provider's list or info: sizes are what is billed."""
 
@@ -77,7 +85,7 @@ class Sandbox(Protocol):
     def write(self, path: str, data: bytes, *, timeout_seconds: float) -> None:
         """Write one file."""
 
-    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> bytes:
+    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> File:
         """Read one regular file; raises ArtifactMissing (also for a symlink) or ArtifactTooLarge."""
 
 

@@ -86,6 +86,15 @@ def test_a_right_submission_is_solved_though(field: Field, case: str) -> None:
     field.check_ended(spec.episode_id, Outcome.SOLVED, roles=BOTH)
 
 
+def test_a_program_that_was_made_executable_still_is(field: Field) -> None:
+    task = weekly_sales(command=REPORT)
+    source = "#!/usr/bin/env python3\n" + repaired()
+    spec = field.spec(script(candidate(source), f"chmod u+x {REPORT}"), task=task)
+    assert field.run(spec) == "solved"
+    closed = field.spec(script(candidate(source)), task=task)
+    assert field.run(closed) == "candidate_failed"
+
+
 MISSING = {
     "deleted": f"rm {REPORT}",
     "over 64 KiB": f"head -c 65537 /dev/zero > {REPORT}",

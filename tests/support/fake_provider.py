@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.errors import OutcomeUnknown, ProviderError, SandboxGone
-from orchestrator.provider import CommandResult, CreateRequest, SandboxRow
+from orchestrator.provider import CommandResult, CreateRequest, File, SandboxRow
 
 _GATE_SECONDS = 10.0
 
@@ -48,9 +48,9 @@ class FakeSandbox:
     def write(self, path: str, data: bytes, *, timeout_seconds: float) -> None:
         """Writes nothing."""
 
-    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> bytes:
+    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> File:
         """Reads nothing."""
-        return b""
+        return File(b"")
 
 
 @dataclass
