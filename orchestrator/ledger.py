@@ -18,6 +18,7 @@ from orchestrator.allocations import Allocations
 from orchestrator.counts import cost_bounds, counts_of
 from orchestrator.errors import FarmError, LeaseLost
 from orchestrator.keys import Keys
+from orchestrator.mailbox import ENDED_SECONDS, PARTS
 from orchestrator.receipts import read_receipt
 from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
 from orchestrator.rows import EpisodeRow, Lease, OpenEpisode, Progress
@@ -141,6 +142,7 @@ class Ledger:
             Keys.BUDGET,
             Keys.BATCHES,
             Keys.STEPPED_BACK,
+            *(Keys.mailbox(receipt.episode_id, part) for part in PARTS),
         ]
         answer = self._scripts.run(
             "commit_receipt",
@@ -156,6 +158,7 @@ class Ledger:
                 json.dumps(counts_of(receipt)),
                 json.dumps(cost_bounds()),
                 Keys.BUDGET_PREFIX,
+                ENDED_SECONDS,
             ],
         )
         if answer == 0:

@@ -2,9 +2,11 @@
 -- Needs: limits. Needs: costs. Needs: money.
 -- KEYS: 1 episode row, 2 open, 3 leases, 4 receipt, 5 receipts, 6 finished stream, 7 counters, 8 permits, 9 waiters,
 --       10 waiters seen, 11 places at the provider, 12 limits, 13 line of creators, 14 when they ask again,
---       15 the farm's budget, 16 batches in line for permits, 17 who stepped back from that line
+--       15 the farm's budget, 16 batches in line for permits, 17 who stepped back from that line,
+--       18 and after: the parts of its mailbox
 -- ARGV: 1 episode id, 2 token, 3 receipt JSON, 4 outcome, 5 scored (1 or 0), 6 retention seconds, 7 wake key prefix,
---       8 counters JSON, 9 bounds of an episode's cost, JSON, 10 prefix of a run's budget
+--       8 counters JSON, 9 bounds of an episode's cost, JSON, 10 prefix of a run's budget,
+--       11 life seconds of an ended episode's mailbox
 -- Returns: 1 written (also when this very text was written before), 0 not the owner's token or another receipt stands,
 --          -1 a score was asked for while an allocation is unsettled
 local standing = redis.call('GET', KEYS[4])
@@ -17,6 +19,7 @@ redis.call('SET', KEYS[4], ARGV[3], 'EX', ARGV[6])
 redis.call('ZADD', KEYS[5], now, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now - ARGV[6] * 1000)
 redis.call('HSET', KEYS[1], 'state', 'final', 'outcome', ARGV[4], 'finished_at', now)
+for part = 18, #KEYS do redis.call('EXPIRE', KEYS[part], ARGV[11]) end
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('ZREM', KEYS[3], ARGV[1])
 -- exactly, not '~': a run longer than the retention would else count episodes whose receipts have gone
