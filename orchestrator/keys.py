@@ -36,9 +36,9 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:worker:<w>           | hash   | a worker's host, pid, slots, state, server        | supervisor        | 3 lease times |
 | farm:trainer:<t>          | string | a trainer's heartbeat: its life in ms             | pool              | trainer_lost_seconds |
 | farm:driver:<run>         | string | "trainer life-in-ms": who alone drives a run     | pool              | trainer_lost_seconds, renewed |
-| farm:mailbox:<e>:actions  | hash   | number -> action                                 | pool              | deadline + 1 h past the last write |
+| farm:mailbox:<e>:actions  | hash   | number -> action, '' once forgotten              | pool              | deadline + 1 h past the last write, 600 s past the receipt |
 | farm:mailbox:<e>:taken    | hash   | number -> who took it (a nonce)                  | slot              | same |
-| farm:mailbox:<e>:results  | hash   | number -> result                                 | slot              | same |
+| farm:mailbox:<e>:results  | hash   | number -> result, of the newest two and the reset | slot              | same |
 | farm:mailbox:<e>:inbox    | list   | numbers to take: wakes the slot                  | pool              | same |
 | farm:mailbox:<e>:outbox   | list   | number:result, wakes the pool                      | slot              | same |
 | farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention, likewise |

@@ -18,6 +18,7 @@ from orchestrator.allocations import Allocations
 from orchestrator.counts import cost_bounds, counts_of
 from orchestrator.errors import FarmError, LeaseLost
 from orchestrator.keys import Keys
+from orchestrator.mailbox import ENDED_SECONDS, PARTS
 from orchestrator.receipts import read_receipt
 from orchestrator.records import EpisodeSpec, Receipt, SettledReceipt
 from orchestrator.rows import EpisodeRow, Lease, OpenEpisode, Progress
@@ -142,6 +143,7 @@ class Ledger:
             Keys.BATCHES,
             Keys.STEPPED_BACK,
             Keys.transcript(receipt.episode_id),
+            *(Keys.mailbox(receipt.episode_id, part) for part in PARTS),
         ]
         answer = self._scripts.run(
             "commit_receipt",
@@ -159,6 +161,7 @@ class Ledger:
                 Keys.BUDGET_PREFIX,
                 Keys.receipt(""),
                 Keys.allocation(""),
+                ENDED_SECONDS,
             ],
         )
         if answer == 0:

@@ -1,7 +1,8 @@
 """How a trainer drives an episode that runs elsewhere: numbered actions in, results out, each executed at most once.
 
 What always holds: taking an action is atomic, is marked before it is executed and is never undone; a result is stored
-under its number and the first one stays, so asking again returns it, and a late answer is never read as another's.
+under its number and the first one stays, so asking again returns it, and a late answer is never read as another's. Only
+what a trainer may still ask for is kept: the newest two actions with their results.
 Number 0 is the reset, which needs no action: its result is stored when the sandbox is ready.
 """
 
@@ -23,8 +24,13 @@ from orchestrator.vocabulary import Outcome
 
 RESET_NUMBER = 0
 
+PARTS = ("actions", "taken", "results", "inbox", "outbox")
+
+ENDED_SECONDS = 600
+"""What is left of a mailbox once the episode has its receipt: long enough for a trainer whose Redis was away."""
+
 _AFTERLIFE_SECONDS = 3_600
-"""A mailbox outlives its last write by the episode's deadline and this, so that late askers still get answers."""
+"""A mailbox outlives its last write by the episode's deadline and this, where nobody writes a receipt."""
 
 
 class Action(BaseModel):
@@ -60,7 +66,7 @@ class Mailbox:
         self._scripts = Scripts(redis)
         self._row = Keys.episode(episode_id)
         self._actions, self._taken, self._results, self._inbox, self._outbox = (
-            Keys.mailbox(episode_id, part) for part in ("actions", "taken", "results", "inbox", "outbox")
+            Keys.mailbox(episode_id, part) for part in PARTS
         )
         self._woken: set[int] = set()
         self._asked: int | None = None
@@ -98,7 +104,7 @@ class Mailbox:
 
     def take(self, number: int, token: str, seconds: float) -> Action | None:
         """Wait at most `seconds` for action `number` and take it, once; None when it has not come."""
-        keys = [self._row, self._actions, self._taken]
+        keys = [self._row, self._actions, self._taken, self._results]
         args: list[str | int | float] = [number, token, self._life_seconds, secrets.token_hex(8)]
         ends = time.monotonic() + min(seconds, BLOCK_SECONDS)
         while (left := ends - time.monotonic()) > 0:
@@ -116,4 +122,5 @@ class Mailbox:
     def finish(self, number: int, token: str, result: Result) -> None:
         """Store the result of an action and wake whoever waits for it."""
         keys = [self._row, self._results, self._outbox]
-        self._scripts.run("finish_action", keys, [number, token, result.model_dump_json(), self._life_seconds])
+        text = result.model_dump_json()
+        self._scripts.run("finish_action", keys, [number, token, text, self._life_seconds, ENDED_SECONDS])

@@ -27,15 +27,29 @@ class CreateRequest:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What one command printed and how it ended; output is cut at the source, bytes are as written."""
+    """What one command printed and how it ended; each stream is cut at the source, bytes are as written."""
 
     exit_code: int | None
     stdout: bytes
     stderr: bytes
     timed_out: bool
-    truncated: bool
+    stdout_cut: bool = False
+    stderr_cut: bool = False
     started: bool = True
     """False when nothing of it has run: the sandbox could not start it."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether any of its output is missing."""
+        return self.stdout_cut or self.stderr_cut
+
+
+@dataclass(frozen=True)
+class File:
+    """What was read of one regular file."""
+
+    data: bytes
+    executable: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +76,7 @@ class Sandbox(Protocol):
     def run(
         self, command: str, *, timeout_seconds: float, output_limit_bytes: int, response_seconds: float
     ) -> CommandResult:
-        """Run one shell command, killed in the sandbox after `timeout_seconds`, its output cut there.
+        """Run one shell command, killed in the sandbox after `timeout_seconds`, each of its two streams cut there.
 
         Without an answer within `response_seconds` it is OutcomeUnknown, unless the sandbox itself says that the
         command was not done by then: it has kept the answer from coming, and is reported as timed out.
@@ -71,7 +85,7 @@ class Sandbox(Protocol):
     def write(self, path: str, data: bytes, *, timeout_seconds: float) -> None:
         """Write one file."""
 
-    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> bytes:
+    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> File:
         """Read one regular file; raises ArtifactMissing (also for a symlink) or ArtifactTooLarge."""
 
 

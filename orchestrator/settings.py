@@ -153,6 +153,8 @@ class Settings(BaseSettings):
     trainer_lost_seconds: Seconds = 30
     drain_seconds: Seconds = 120
     """How long a stopping worker lets running episodes finish before it closes them."""
+    terminus_hung_seconds: Seconds = 30
+    """A worker's Terminus server that answers nothing for so long is killed, and started again."""
     reconcile_seconds: Seconds = 2
     receipt_retention_seconds: Annotated[int, Field(ge=60)] = 30 * 86_400
     transcript_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024

@@ -7,6 +7,7 @@ driver ends the episode; exactly one receipt is written, by `_end`.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,7 +27,7 @@ from orchestrator.errors import (
     SandboxGone,
 )
 from orchestrator.ledger import Ledger
-from orchestrator.provider import CreateRequest, Provider, Sandbox
+from orchestrator.provider import CreateRequest, File, Provider, Sandbox
 from orchestrator.records import EpisodeSpec, Operation, Receipt
 from orchestrator.rows import Lease
 from orchestrator.settings import ANSWER_SECONDS, Budgets
@@ -209,7 +210,7 @@ class Executor:
             sandbox.write(path, data, timeout_seconds=self.timeline.bound(self._budgets.transfer_seconds))
         self._sizes[size_name] = total
 
-    def _export(self) -> bytes:
+    def _export(self) -> File:
         if self._sandbox is None:
             raise SandboxGone("no policy sandbox")
         artifact = self._sandbox.read(
@@ -217,7 +218,7 @@ class Executor:
             limit_bytes=self._budgets.transfer_bytes,
             timeout_seconds=self.timeline.bound(self._budgets.transfer_seconds),
         )
-        self._sizes["artifact"] = len(artifact)
+        self._sizes["artifact"] = len(artifact.data)
         return artifact
 
     def _dispose_policy(self) -> None:
@@ -228,7 +229,7 @@ class Executor:
                     f"policy sandbox {self._policy.sandbox_id} could not be confirmed absent; no verifier was made",
                 )
 
-    def _verify(self, artifact: bytes) -> Grade:
+    def _verify(self, artifact: File) -> Grade:
         budgets, task = self._budgets, self._spec.task
 
         def send(body: CreateRequest) -> tuple[str, Sandbox]:
@@ -246,9 +247,11 @@ class Executor:
         self._note_size(owned)
         self._upload(sandbox, task.verifier_files(), "verification")
         transfer = self.timeline.bound(budgets.transfer_seconds)
-        sandbox.write(task.artifact, artifact, timeout_seconds=transfer)
+        sandbox.write(task.artifact, artifact.data, timeout_seconds=transfer)
+        # Files are written without their modes: the command restores what it may need, at no request of its own.
+        restore = f"chmod a+x -- {shlex.quote(task.artifact)}\n" if artifact.executable else ""
         run = sandbox.run(
-            task.command,
+            restore + task.command,
             timeout_seconds=self.timeline.bound(budgets.verifier_limit_seconds),
             output_limit_bytes=budgets.transfer_bytes,
             response_seconds=max(budgets.verifier_command_seconds, budgets.command_seconds + ANSWER_SECONDS),

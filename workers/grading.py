@@ -40,7 +40,7 @@ def grade(grader: str, expected: JsonValue, run: CommandResult) -> Grade:
     """Judge one run by the named grader; raises TaskError when the task itself cannot be graded."""
     if problem := expectation_problem(grader, expected):
         raise TaskError([f"expected: {problem}"])
-    if failure := _failure(run):
+    if failure := _failure(run, reads_output=grader not in _WITHOUT_OUTPUT):
         return Grade(Outcome.CANDIDATE_FAILED, failure)
     try:
         right = _GRADERS[grader](expected, run.stdout)
@@ -51,14 +51,15 @@ def grade(grader: str, expected: JsonValue, run: CommandResult) -> Grade:
     return Grade(Outcome.WRONG_ANSWER, "the output differs from what was expected")
 
 
-def _failure(run: CommandResult) -> str | None:
+def _failure(run: CommandResult, *, reads_output: bool) -> str | None:
+    """Why nothing is left to judge; what no grader reads (stderr always, stdout at times) may be cut."""
     if run.timed_out:
         return "the command timed out"
     if run.exit_code is None:
         return "the command ended without an exit code"
     if run.exit_code != 0:
         return f"the command ended with exit code {run.exit_code}"
-    return "the output is too large" if run.truncated else None
+    return "the output is too large" if run.stdout_cut and reads_output else None
 
 
 def _integer_totals(expected: JsonValue, stdout: bytes) -> bool:
@@ -89,6 +90,9 @@ _GRADERS: Mapping[str, Callable[[JsonValue, bytes], bool]] = MappingProxyType(
     }
 )
 """Grader name -> whether an output is right; raises _InvalidOutputError when it has no valid form."""
+
+_WITHOUT_OUTPUT = frozenset({"exit_code"})
+"""The graders that read no output."""
 
 
 def _same(expected: JsonValue, actual: JsonValue) -> bool:

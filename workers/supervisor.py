@@ -2,7 +2,8 @@
 
 What always holds: everything heavy is imported before the first fork and nothing has made a request then, so that an
 episode starts in milliseconds; the server's listening socket belongs to the supervisor, so a restarted server keeps its
-address; a child that dies is replaced, and what it was running is aborted by the loss of its lease, never scored.
+address; a child that dies is replaced, and what it was running is aborted by the loss of its lease, never scored; a
+server that lives and answers nothing is killed, and so replaced.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from orchestrator.settings import Budgets, Settings
 from orchestrator.vocabulary import SLOTS_PER_WORKER
 from workers.children import Child, reap
 from workers.jobs import SlotContext
+from workers.liveness import Liveness
 from workers.slot import free_name, run_slot
 from workers.terminus.client import TerminusSession
 from workers.terminus.server import serve
@@ -46,6 +48,7 @@ class Supervisor:
         self._make_provider = make_provider
         self._listener = listen("127.0.0.1", 0)
         self._url = base_url(self._listener)
+        self._liveness = Liveness(self._listener.getsockname()[:2], patience_seconds=settings.terminus_hung_seconds)
         self._server = Child("terminus", self._serve_terminus)
         self._slots = [Child(slot_name(worker_id, n), self._slot_main(n)) for n in range(1, SLOTS_PER_WORKER + 1)]
         self._signals = 0
@@ -62,11 +65,20 @@ class Supervisor:
             child.start()
         while not self._signals:
             reap(children, keep=children)
+            self._see_to_the_server()
             if time.monotonic() >= next_beat:
                 self._beat("running")
                 next_beat = time.monotonic() + self._settings.lease_renew_seconds
             time.sleep(_POLL_SECONDS)
         self._drain()
+
+    def _see_to_the_server(self) -> None:
+        if not self._server.pid:
+            self._liveness.forget()
+        elif not self._liveness.look(time.monotonic()):
+            logger.error("the Terminus server answered nothing for %g s: killed", self._settings.terminus_hung_seconds)
+            self._server.send(signal.SIGKILL)
+            self._liveness.forget()
 
     def _drain(self) -> None:
         """Slots finish what they run; past the drain time they close it; past the clean-up time they are killed."""
@@ -116,11 +128,13 @@ class Supervisor:
             logger.warning("heartbeat not sent: %s", error)
 
     def _serve_terminus(self, start: int) -> None:
+        self._liveness.forget()
         serve(self._make_provider(), self._settings.budgets, listener=self._listener, max_sessions=SLOTS_PER_WORKER)
 
     def _slot_main(self, number: int) -> Callable[[int], None]:
         def main(start: int) -> None:
             self._listener.close()
+            self._liveness.forget()
             name = free_name(self._settings, (slot_name(self._worker_id, number, n) for n in count(start)))
             run_slot(
                 SlotContext(

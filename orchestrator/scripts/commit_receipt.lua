@@ -3,10 +3,10 @@
 -- KEYS: 1 episode row, 2 open, 3 leases, 4 receipt, 5 receipts, 6 finished stream, 7 counters, 8 permits, 9 waiters,
 --       10 waiters seen, 11 places at the provider, 12 limits, 13 line of creators, 14 when they ask again,
 --       15 the farm's budget, 16 batches in line for permits, 17 who stepped back from that line,
---       18 transcript
+--       18 transcript, 19 and after: the parts of its mailbox
 -- ARGV: 1 episode id, 2 token, 3 receipt JSON, 4 outcome, 5 scored (1 or 0), 6 retention seconds, 7 wake key prefix,
 --       8 counters JSON, 9 bounds of an episode's cost, JSON, 10 prefix of a run's budget,
---       11 receipt key prefix, 12 allocation key prefix
+--       11 receipt key prefix, 12 allocation key prefix, 13 life seconds of an ended episode's mailbox
 -- Returns: 1 written (also when this very text was written before), 0 not the owner's token or another receipt stands,
 --          -1 a score was asked for while an allocation is unsettled
 local standing = redis.call('GET', KEYS[4])
@@ -25,6 +25,7 @@ for name in string.gmatch(redis.call('HGET', KEYS[1], 'allocations'), '[^,]+') d
   if redis.call('PTTL', ARGV[12] .. name) >= 0 then outlive(ARGV[12] .. name, life) end
 end
 redis.call('HSET', KEYS[1], 'state', 'final', 'outcome', ARGV[4], 'finished_at', now)
+for part = 19, #KEYS do redis.call('EXPIRE', KEYS[part], ARGV[13]) end
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('ZREM', KEYS[3], ARGV[1])
 -- exactly, not '~': that trims whole nodes only, and a run longer than the retention would keep what has gone

@@ -85,6 +85,15 @@ def _no_clash(files: object) -> object:
     return files
 
 
+def _not_the_shells(name: str) -> str:
+    """Refuse what the farm runs commands by, and what bash would take for its own options before it runs any."""
+    if name in ("SHELLOPTS", "BASHOPTS", "POSIXLY_CORRECT"):
+        raise ValueError("would change the shell that the farm runs commands by: set it in the commands instead")
+    if name == "FARM_COMMAND" or name.startswith("_farm_"):
+        raise ValueError("is a variable of the farm's own: choose another name")
+    return name
+
+
 TaskId = Annotated[str, _matches(r"[a-z0-9-]{1,40}", "must be 1 to 40 of a-z, 0-9 and '-'")]
 Prompt = Annotated[str, _text_of(FILE_BYTES, blank=False, nul=True)]
 FileText = Annotated[str, _text_of(FILE_BYTES, blank=True, nul=True)]
@@ -92,7 +101,9 @@ _Command = Annotated[str, _text_of(COMMAND_BYTES, blank=False, nul=False)]
 _HomePath = Annotated[str, AfterValidator(home_path)]
 _Files = Annotated[dict[_HomePath, FileText], Field(max_length=_MANY), BeforeValidator(_no_clash)]
 _Script = Annotated[tuple[_Command, ...], Field(strict=False, max_length=_SCRIPT_COMMANDS)]
-_VariableName = Annotated[str, _matches(r"[A-Za-z_][A-Za-z0-9_]*", "must be a name such as LANG")]
+_VariableName = Annotated[
+    str, _matches(r"[A-Za-z_][A-Za-z0-9_]*", "must be a name such as LANG"), AfterValidator(_not_the_shells)
+]
 _VariableText = Annotated[str, _text_of(8 * 1024, blank=True, nul=False)]
 _Template = Annotated[str, _matches(r"[A-Za-z0-9._:/-]{1,100}", "must be a template's name or id")]
 _LifeSeconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]

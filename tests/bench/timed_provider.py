@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.provider import CommandResult, CreateRequest, Provider, Sandbox, SandboxRow
+from orchestrator.provider import CommandResult, CreateRequest, File, Provider, Sandbox, SandboxRow
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,6 @@ class _TimedSandbox:
         with self._log.noted("write"):
             self._inner.write(path, data, timeout_seconds=timeout_seconds)
 
-    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> bytes:
+    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> File:
         with self._log.noted("read"):
             return self._inner.read(path, limit_bytes=limit_bytes, timeout_seconds=timeout_seconds)

@@ -151,3 +151,23 @@ def test_a_half_sent_upload_harms_nothing(service: LocalService, sandbox: Sandbo
         httpx.post(f"{service.url}/files?path=half", headers={**headers, **kind}, content=half())  # type: ignore[arg-type]
     assert sandbox.files.write("whole", "w")
     assert sandbox.files.read("whole") == "w"
+
+
+_ATTACH = """\
+import os
+for number in range(20):
+    os.setxattr(b"tagged", b"user.e2b.k%d" % number, bytes([255]) * 30_000)
+"""
+
+
+def test_metadata_without_end_is_told_as_far_as_it_fits(sandbox: Sandbox) -> None:
+    sandbox.files.write("attach.py", _ATTACH)
+    sandbox.files.write("tagged", "x")
+    attached = sandbox.commands.run("python3 attach.py; true")
+    if "Error" in attached.stderr:
+        pytest.skip(f"this file system does not hold it: {attached.stderr[-100:]}")
+    told = sandbox.files.get_info("tagged").metadata
+    assert told
+    assert sum(map(len, told.values())) <= 64 * 1024
+    sandbox.files.write("tagged", "y")
+    assert not sandbox.files.get_info("tagged").metadata, "all of it went with the old content"

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.errors import LeaseLost, OutcomeUnknown
 from orchestrator.keys import Keys
-from orchestrator.provider import CommandResult, CreateRequest, Sandbox
+from orchestrator.provider import CommandResult, CreateRequest, File, Sandbox
 from orchestrator.vocabulary import Outcome, Role, allocation_id
 from tests.support.bare_farm import a_receipt, leased
 from tests.support.farm import Field
@@ -35,7 +35,7 @@ class NotedSandbox(E2BSandbox):
         self.noted.setdefault("transfer", set()).add(timeout_seconds)
         super().write(path, data, timeout_seconds=timeout_seconds)
 
-    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> bytes:
+    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> File:
         self.noted.setdefault("transfer", set()).add(timeout_seconds)
         return super().read(path, limit_bytes=limit_bytes, timeout_seconds=timeout_seconds)
 

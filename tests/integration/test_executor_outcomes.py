@@ -60,6 +60,41 @@ def test_a_submission_fails_as_a_candidate_when_it(field: Field, case: str) -> N
     assert detail in (receipt.detail or "")
 
 
+NO_REASON_FOR_A_ZERO = {
+    "it warns without end": (weekly_sales(), repaired() + "\nimport sys; sys.stderr.write('warning\\n' * 20_000)\n"),
+    "its test runner is verbose": (
+        weekly_sales(grader="exit_code", expected=None, visible_expected=None, command="seq 20000; exit 0"),
+        repaired(),
+    ),
+    "variables have the names that ours had": (
+        weekly_sales(envs={"out": REPORT, "c": "x"}, command='python3 -B "$out"'),
+        repaired(),
+    ),
+    "a locale is missing": (weekly_sales(envs={"LC_ALL": "no_SUCH.UTF-8"}), repaired()),
+    "it has a home of its own": (
+        weekly_sales(envs={"HOME": "/home/user/w"}, command=f'[ "$HOME" = /home/user/w ] && python3 -B {REPORT}'),
+        repaired(),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_REASON_FOR_A_ZERO)
+def test_a_right_submission_is_solved_though(field: Field, case: str) -> None:
+    task, source = NO_REASON_FOR_A_ZERO[case]
+    spec = field.spec(script(candidate(source)), task=task)
+    assert field.run(spec) == "solved"
+    field.check_ended(spec.episode_id, Outcome.SOLVED, roles=BOTH)
+
+
+def test_a_program_that_was_made_executable_still_is(field: Field) -> None:
+    task = weekly_sales(command=REPORT)
+    source = "#!/usr/bin/env python3\n" + repaired()
+    spec = field.spec(script(candidate(source), f"chmod u+x {REPORT}"), task=task)
+    assert field.run(spec) == "solved"
+    closed = field.spec(script(candidate(source)), task=task)
+    assert field.run(closed) == "candidate_failed"
+
+
 MISSING = {
     "deleted": f"rm {REPORT}",
     "over 64 KiB": f"head -c 65537 /dev/zero > {REPORT}",

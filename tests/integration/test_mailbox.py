@@ -12,7 +12,7 @@ from redis import Redis
 from orchestrator.errors import ActionPending, EpisodeClosed, FarmError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
-from orchestrator.mailbox import RESET_NUMBER, Action, Mailbox, Result
+from orchestrator.mailbox import PARTS, RESET_NUMBER, Action, Mailbox, Result
 from orchestrator.rows import Lease
 from orchestrator.vocabulary import Outcome
 from tests.support.bare_farm import a_receipt, a_spec, expire, leased, opened_farm
@@ -221,6 +221,39 @@ def test_everything_in_a_mailbox_expires(farm: Farm, mailbox: Mailbox, lease: Le
         assert 4100 < redis.ttl(Keys.mailbox(lease.episode_id, part)) <= 4200
     mailbox.take(1, lease.token, 0.01)
     assert 4100 < redis.ttl(Keys.mailbox(lease.episode_id, "taken")) <= 4200
+
+
+def test_with_the_receipt_a_mailbox_has_ten_minutes_left(farm: Farm, redis: Redis) -> None:
+    spec, lease = leased(farm)
+    mailbox = Mailbox(farm.redis, spec.episode_id)
+    mailbox.finish(RESET_NUMBER, lease.token, Result(text="ready"))
+    mailbox.post(1, command("ls"))
+    mailbox.take(1, lease.token, 0.01)
+    mailbox.post(2, Action(name="close"))
+    farm.ledger.commit(a_receipt(spec, Outcome.CANCELLED), lease.token)
+    mailbox.finish(1, lease.token, Result(outcome=Outcome.CANCELLED))
+    for part in PARTS:
+        assert 500 < redis.ttl(Keys.mailbox(spec.episode_id, part)) <= 600
+
+
+def test_only_what_may_still_be_asked_for_is_kept(farm: Farm, mailbox: Mailbox, lease: Lease, redis: Redis) -> None:
+    """An episode of a thousand commands that each print 64 KiB would hold as much of Redis for over an hour."""
+    mailbox.finish(RESET_NUMBER, lease.token, Result(text="ready"))
+    asked = 30
+    for number in range(1, asked + 1):
+        mailbox.post(number, command(f"{number}{'#' * 10_000}"))
+        assert mailbox.take(number, lease.token, 0.01) is not None
+        mailbox.finish(number, lease.token, Result(text=f"{number}{'x' * 10_000}"))
+        assert mailbox.wait(number, 1).text.startswith(f"{number}x")
+    held = sum(redis.memory_usage(key) or 0 for key in redis.scan_iter(f"{Keys.mailbox(lease.episode_id, '')}*"))
+    assert held < 60_000
+    again = Mailbox(farm.redis, lease.episode_id)
+    for number in (RESET_NUMBER, asked - 1, asked):
+        assert again.result(number) is not None
+    assert again.post(asked, command(f"{asked}{'#' * 10_000}")) == again.result(asked)
+    with pytest.raises(FarmError, match="another action"):
+        again.post(1, command(f"1{'#' * 10_000}"))
+    assert again.take(1, lease.token, 0.01) is None, "forgotten, and still taken"
 
 
 def test_there_and_back_takes_milliseconds(farm: Farm, mailbox: Mailbox, lease: Lease, redis_url: str) -> None:

@@ -81,7 +81,7 @@ def test_attaching_reaches_the_same_sandbox(provider: Provider, sandbox: Sandbox
     attached = provider.attach(sandbox.sandbox_id, lifetime_seconds=300)
     attached.probe()
     attached.write("/home/user/shared", b"one", timeout_seconds=5)
-    assert sandbox.read("/home/user/shared", limit_bytes=10, timeout_seconds=5) == b"one"
+    assert sandbox.read("/home/user/shared", limit_bytes=10, timeout_seconds=5).data == b"one"
 
 
 def test_a_wrong_key_is_an_authentication_failure(service: LocalService) -> None:
@@ -125,11 +125,11 @@ def test_a_device_is_a_missing_artifact(sandbox: Sandbox) -> None:
 def test_a_file_is_read_up_to_the_limit_and_refused_past_it(sandbox: Sandbox) -> None:
     data = bytes(range(256)) * 4
     sandbox.write("/home/user/exact", data, timeout_seconds=5)
-    assert sandbox.read("/home/user/exact", limit_bytes=len(data), timeout_seconds=5) == data
+    assert sandbox.read("/home/user/exact", limit_bytes=len(data), timeout_seconds=5).data == data
     with pytest.raises(ArtifactTooLarge):
         sandbox.read("/home/user/exact", limit_bytes=len(data) - 1, timeout_seconds=5)
     sandbox.write("/home/user/empty", b"", timeout_seconds=5)
-    assert sandbox.read("/home/user/empty", limit_bytes=10, timeout_seconds=5) == b""
+    assert sandbox.read("/home/user/empty", limit_bytes=10, timeout_seconds=5).data == b""
 
 
 _FORKING = """
@@ -185,7 +185,7 @@ def test_a_file_whose_writer_hides_his_work_is_read_or_missing(sandbox: Sandbox)
     try:
         for _ in range(40):
             with suppress(ArtifactMissing):
-                assert len(sandbox.read("/home/user/flipping", limit_bytes=1000, timeout_seconds=10)) <= 100
+                assert len(sandbox.read("/home/user/flipping", limit_bytes=1000, timeout_seconds=10).data) <= 100
     finally:
         shell(sandbox, f"kill {flipper}")
 
@@ -198,6 +198,6 @@ def test_a_copy_by_way_of_a_command_is_the_file(sandbox: Sandbox, size: int) -> 
     for limit, held in ((size, data), (size + 1, data), (max(0, size - 1), data[: max(0, size - 1)])):
         reply = shell(sandbox, copying("/home/user/it's a file", limit_bytes=limit))
         copy = parse(reply, "", timeout_seconds=1, limit_bytes=limit)
-        assert (copy.stdout, copy.exit_code, copy.truncated) == (held, 0, limit < size)
+        assert (copy.stdout, copy.exit_code, copy.stdout_cut) == (held, 0, limit < size)
     gone = parse(shell(sandbox, copying("/nowhere", limit_bytes=9)), "", timeout_seconds=1, limit_bytes=9)
     assert (gone.stdout, gone.exit_code) == (b"", 1)

@@ -87,7 +87,7 @@ def test_a_timed_out_command_is_an_observation_and_the_session_goes_on(
 
 def test_binary_output_is_replaced_and_flagged(session: TerminusSession, provider: FakeProvider) -> None:
     session.reset(REQUEST)
-    provider.last.answers = [printed(b"\xff\xfe", truncated=True)]
+    provider.last.answers = [printed(b"\xff\xfe", stdout_cut=True)]
     seen = session.terminal("cat picture")
     assert seen.binary
     assert seen.truncated

@@ -119,6 +119,19 @@ def test_a_killed_terminus_server_is_replaced_and_only_what_it_ran_is_lost(quick
         assert worker.process.poll() is None
 
 
+def test_a_terminus_server_that_hangs_is_replaced(ground: Ground) -> None:
+    """Its slots would take one episode after another, and end each as `transport`."""
+    with open_field(ground, own_database=True, **QUICK, terminus_hung_seconds=3) as field, Pool(field.settings) as pool:
+        worker = field.worker()
+        server = worker.terminus()
+        assert server is not None
+        solve_one(field, pool)
+        os.kill(server, signal.SIGSTOP)
+        wait_until(lambda: not exists(server), description="it was killed", seconds=20)
+        wait_until(lambda: worker.terminus() is not None, description="a new server")
+        solve_one(field, pool)
+
+
 def test_a_terminus_server_replaced_while_an_episode_waits_for_its_permit_costs_nothing(quick: Field) -> None:
     (worker,) = quick.workers
     redis = quick.farm.redis

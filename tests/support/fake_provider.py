@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.errors import OutcomeUnknown, ProviderError, SandboxGone
-from orchestrator.provider import CommandResult, CreateRequest, SandboxRow
+from orchestrator.provider import CommandResult, CreateRequest, File, SandboxRow
 
 _GATE_SECONDS = 10.0
 
 
 def printed(stdout: bytes, stderr: bytes = b"", *, code: int | None = 0, **flags: bool) -> CommandResult:
     """A command's result."""
-    flags = {"timed_out": False, "truncated": False, **flags}
+    flags = {"timed_out": False, **flags}
     return CommandResult(exit_code=code, stdout=stdout, stderr=stderr, **flags)
 
 
@@ -48,9 +48,9 @@ class FakeSandbox:
     def write(self, path: str, data: bytes, *, timeout_seconds: float) -> None:
         """Writes nothing."""
 
-    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> bytes:
+    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> File:
         """Reads nothing."""
-        return b""
+        return File(b"")
 
 
 @dataclass

@@ -166,6 +166,7 @@ def worker_environment(settings: Settings) -> dict[str, str]:
         "trainer_beat_seconds",
         "trainer_lost_seconds",
         "drain_seconds",
+        "terminus_hung_seconds",
         "log_level",
     ):
         environment[f"FARM_{name.upper()}"] = str(getattr(settings, name))

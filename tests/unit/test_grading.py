@@ -26,7 +26,7 @@ RIGHT = {name: (value if isinstance(value, str) else json.dumps(value)).encode()
 
 
 def run(stdout: bytes = b"", **changes: Any) -> CommandResult:
-    fields: dict[str, Any] = {"exit_code": 0, "stderr": b"", "timed_out": False, "truncated": False}
+    fields: dict[str, Any] = {"exit_code": 0, "stderr": b"", "timed_out": False}
     return CommandResult(stdout=stdout, **fields | changes)
 
 
@@ -47,11 +47,19 @@ def test_right_output_is_solved_with_reward_one(grader: str) -> None:
 @pytest.mark.parametrize("grader", sorted(EXPECTED))
 @pytest.mark.parametrize(
     "failure",
-    [{"exit_code": 1}, {"exit_code": -9}, {"exit_code": None}, {"timed_out": True}, {"truncated": True}],
+    [{"exit_code": 1}, {"exit_code": -9}, {"exit_code": None}, {"timed_out": True}],
 )
 def test_failed_run_is_no_solution_even_with_the_right_output(grader: str, failure: dict[str, Any]) -> None:
     result = grade(grader, EXPECTED[grader], run(RIGHT[grader], **failure))
     assert (result.outcome, result.outcome.score) == (Outcome.CANDIDATE_FAILED, 0.0)
+
+
+@pytest.mark.parametrize("grader", sorted(EXPECTED))
+def test_only_output_that_is_judged_may_not_be_cut(grader: str) -> None:
+    """Warnings without end, and a verbose test runner judged by its exit code, are no reason for a zero."""
+    judged = grade(grader, EXPECTED[grader], run(RIGHT[grader], stdout_cut=True)).outcome
+    assert judged is (Outcome.SOLVED if grader == "exit_code" else Outcome.CANDIDATE_FAILED)
+    assert grade(grader, EXPECTED[grader], run(RIGHT[grader], stderr_cut=True)).outcome is Outcome.SOLVED
 
 
 @pytest.mark.parametrize("stdout", [b' {"west":7,\n"east":15}\r\n', b'{"\\u0065ast": 15, "west": 7}'])
@@ -185,12 +193,12 @@ def test_verdict_does_not_tell_the_expectation() -> None:
     st.booleans(),
 )
 def test_any_output_gets_a_grade_within_bounds(
-    grader: str, stdout: bytes, exit_code: int | None, timed_out: bool, truncated: bool
+    grader: str, stdout: bytes, exit_code: int | None, timed_out: bool, stdout_cut: bool
 ) -> None:
     result = grade(
         grader,
         EXPECTED[grader],
-        run(stdout, exit_code=exit_code, timed_out=timed_out, truncated=truncated),
+        run(stdout, exit_code=exit_code, timed_out=timed_out, stdout_cut=stdout_cut),
     )
     assert isinstance(result, Grade)
     assert result.outcome.score in (0.0, 1.0)

@@ -11,7 +11,7 @@ from workers.terminus.observation import Observation, observe
 def seen(
     stdout: bytes, stderr: bytes = b"", *, code: int | None = 0, limit: int = 100, truncated: bool = False
 ) -> Observation:
-    result = CommandResult(exit_code=code, stdout=stdout, stderr=stderr, timed_out=code is None, truncated=truncated)
+    result = CommandResult(exit_code=code, stdout=stdout, stderr=stderr, timed_out=code is None, stdout_cut=truncated)
     return observe(result, limit_bytes=limit, command_seconds=10)
 
 
@@ -68,6 +68,16 @@ def test_a_character_split_by_the_cut_is_no_binary() -> None:
 def test_a_cut_inside_both_streams_leaves_whole_characters() -> None:
     observed = seen("€".encode()[:2], "é".encode()[:1], truncated=True)
     assert (observed.binary, observed.text) == (False, "[output truncated]")
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "shared"),
+    [(8, 0, (8, 0)), (9, 0, (8, 0)), (0, 9, (0, 8)), (9, 9, (6, 2)), (7, 9, (6, 2)), (3, 9, (3, 5)), (9, 1, (7, 1))],
+)
+def test_unused_room_of_one_stream_goes_to_the_other(out: int, err: int, shared: tuple[int, int]) -> None:
+    observed = seen(b"o" * out, b"e" * err, limit=8)
+    assert (observed.text.count("o", 0, shared[0]), observed.text[: sum(shared) + 1].count("e")) == shared
+    assert observed.truncated == (out + err > 8)
 
 
 def test_output_of_exactly_the_limit_is_not_cut_by_the_joint() -> None:

@@ -4,10 +4,11 @@ The SDK's exceptions carry no headers, and an undecodable body hides even the st
 headers alone. And it makes the same exceptions of an agent's words and of a page that a proxy answers in the agent's
 place. So the transport that the SDK asks `e2b.api.client_sync.get_transport` for is wrapped once, at import, in a
 pass-through that notes status and headers, and so is how `e2b.envd.client_sync` judges the answers of commands and of
-files' entries. One thing is changed on the way: an agent is told a little less time for a command than the SDK waits,
-so that whose time ran out is known by who says so. The SDK's retries of refused connections (three, 1.8 s in all) are
-switched off at the same place: a call here is one attempt. When the SDK moves any of these, importing this module fails
-and says so.
+files' entries. Two things are changed on the way: an agent is told a little less time for a command than the SDK waits,
+so that whose time ran out is known by who says so; and what an agent answers whole is refused past 1 MiB, where the SDK
+would take in whatever a policy can make it say of a file. The SDK's retries of refused connections (three, 1.8 s in
+all) are switched off at the same place: a call here is one attempt. When the SDK moves any of these, importing this
+module fails and says so.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ import e2b
 import e2b.api.client_sync as seam
 import e2b.envd.client_sync as agent_seam
 import httpx
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
+from pyqwest import SyncResponse
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,42 @@ def _note_page(judge: Callable[[int, str, bytes], Exception | None]) -> Callable
 _AGENT_SAYS = ("application/connect", "application/json", "application/proto")
 """How the content types of Connect begin, which an agent speaks."""
 
+_STREAMED = "application/connect"
+"""Content types of answers that come in pieces, for whose sum the caller has a limit."""
+
+_ANSWER_BYTES = 2**20
+"""An honest answer of one piece has some kilobytes."""
+
+
+class _Bounded:
+    """A transport that reads answers of one piece itself, up to a bound; past it the connection is dropped."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def execute_sync(self, request: Any) -> SyncResponse:
+        response: SyncResponse = self._inner.execute_sync(request)
+        content_type = response.headers.get("content-type", "")
+        if content_type.startswith(_STREAMED):
+            return response
+        body = bytearray()
+        with response:
+            for chunk in response.content:
+                body += chunk
+                if len(body) > _ANSWER_BYTES:
+                    if not content_type.startswith(_AGENT_SAYS):
+                        _noted.page = response.status
+                    raise ConnectError(Code.OUT_OF_RANGE, f"the answer has more than {_ANSWER_BYTES} bytes")
+        return SyncResponse(status=response.status, headers=response.headers, content=bytes(body))
+
+
+def _bound(init: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def bounded(transport: Any, inner: Any) -> None:
+        init(transport, _Bounded(inner))
+
+    return bounded
+
+
 _TIMEOUT = "connect-timeout-ms"
 _EARLIER_MS = 1_000
 """How much sooner than the SDK an agent gives a command up, at most; a quarter of the time where that is less."""
@@ -160,6 +200,7 @@ if not callable(getattr(agent_seam, "plain_http_error", None)) or not hasattr(ag
         " workers/sandboxes/headers.py tells a proxy's answer from an agent's; pin an older e2b or move the seam"
     )
 _agents = agent_seam.PlainHTTPErrorTransport
+_agents.__init__ = _bound(_agents.__init__)  # type: ignore[method-assign,assignment]
 _agents.execute_sync = _ask_of_agents(_agents.execute_sync)  # type: ignore[method-assign,assignment]
 agent_seam.plain_http_error = _note_page(agent_seam.plain_http_error)  # type: ignore[attr-defined,assignment]
 seam.get_transport = _wrap(seam.get_transport)

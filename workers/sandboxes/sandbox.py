@@ -21,7 +21,7 @@ from orchestrator.errors import (
     RateLimited,
     SandboxGone,
 )
-from orchestrator.provider import CommandResult
+from orchestrator.provider import CommandResult, File
 from workers.sandboxes import shell
 from workers.sandboxes.failures import AgentGaveUp, in_sandbox
 from workers.sandboxes.headers import last_answer, last_page
@@ -37,6 +37,8 @@ _OTHERS_ANSWER = {408, 429, 502, 503, 504}
 
 _REFUSED = (e2b.SandboxException, e2b.InvalidArgumentException)
 """What the SDK raises, these classes and none of their subclasses, when the agent itself said no."""
+
+_EXECUTABLE = 0o111
 
 _NOT_STARTED = b"the sandbox could not start this command\n"
 
@@ -76,7 +78,7 @@ class E2BSandbox:
             stdout, stderr = self._reply(handle, limit_chars=shell.reply_bytes(output_limit_bytes))
         except AgentGaveUp:
             return CommandResult(
-                exit_code=None, stdout=b"", stderr=b"", timed_out=True, truncated=True, started=handle is not None
+                exit_code=None, stdout=b"", stderr=b"", timed_out=True, stdout_cut=True, started=handle is not None
             )
         except ProviderError as error:
             self._require_own_refusal(error)
@@ -85,7 +87,6 @@ class E2BSandbox:
                 stdout=b"",
                 stderr=_NOT_STARTED,
                 timed_out=False,
-                truncated=False,
                 started=False,
             )
         return shell.parse(stdout, stderr, timeout_seconds=timeout_seconds, limit_bytes=output_limit_bytes)
@@ -128,7 +129,7 @@ class E2BSandbox:
         with in_sandbox(f"write {path}"):
             self._e2b.files.write(path, data, request_timeout=timeout_seconds / 2)
 
-    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> bytes:
+    def read(self, path: str, *, limit_bytes: int, timeout_seconds: float) -> File:
         """Read one regular file; raises ArtifactMissing (also for a symlink) or ArtifactTooLarge."""
         until = time.monotonic() + timeout_seconds
         for left in reversed(range(_READ_ATTEMPTS)):
@@ -136,7 +137,7 @@ class E2BSandbox:
                 entry = self._entry(path, limit_bytes, until)
                 data = self._download(path, limit_bytes, until)
                 if len(data) == entry.size or self._entry(path, limit_bytes, until) != entry:
-                    return data
+                    return File(data, executable=bool(entry.mode & _EXECUTABLE))
             except ProviderError as error:
                 if not _is_about_the_file(error) or time.monotonic() > until:
                     raise
@@ -145,7 +146,8 @@ class E2BSandbox:
                         raise  # not the agent's answer
                     self.probe()  # healthy: then it is the file, and who wrote it
                     raise ArtifactMissing(f"{path} cannot be read: {error}") from error
-        return self._copy(path, limit_bytes, until)  # a page in place of its bytes, or a writer that hides his work
+        # a page in place of its bytes, or a writer that hides his work
+        return File(self._copy(path, limit_bytes, until), executable=bool(entry.mode & _EXECUTABLE))
 
     def _entry(self, path: str, limit_bytes: int, until: float) -> e2b.EntryInfo:
         """What the agent says of a regular file; raises what `read` raises of anything else."""
@@ -183,7 +185,7 @@ class E2BSandbox:
             self._require_own_refusal(error)
             raise ArtifactMissing(f"{path} cannot be read: {error}") from error
         copy = shell.parse(reply, "", timeout_seconds=seconds, limit_bytes=limit_bytes)
-        if copy.truncated:
+        if copy.stdout_cut:
             raise ArtifactTooLarge(f"{path} grew past the limit of {limit_bytes} bytes")
         if copy.exit_code != 0:
             raise ArtifactMissing(f"{path} cannot be read")

@@ -30,8 +30,9 @@ def observe(result: CommandResult, *, limit_bytes: int, command_seconds: float) 
     newline before stderr. The text is at most `limit_bytes` of output and the notices.
     """
     truncated = result.truncated or len(result.stdout) + len(result.stderr) > limit_bytes
-    stdout = _text_bytes(result.stdout[:limit_bytes], cut=truncated)
-    stderr = _text_bytes(result.stderr[: limit_bytes - len(stdout)], cut=truncated)
+    stdout, stderr = (
+        _text_bytes(stream, cut=truncated) for stream in _share(result.stdout, result.stderr, limit_bytes)
+    )
     joint = b"\n" if stdout and stderr and not stdout.endswith(b"\n") else b""
     binary = _is_binary(stdout) or _is_binary(stderr)
     text = (stdout + joint + stderr).decode(errors="replace")
@@ -58,6 +59,12 @@ def _notices(result: CommandResult, *, truncated: bool, binary: bool, command_se
     elif result.exit_code:
         notices.append(f"[exit code {result.exit_code}]")
     return notices
+
+
+def _share(out: bytes, err: bytes, limit: int) -> tuple[bytes, bytes]:
+    """Cut both streams to `limit` in total: a quarter is stderr's, the rest stdout's, unused room is passed on."""
+    err = err[: max(limit // 4, limit - len(out))]
+    return out[: limit - len(err)], err
 
 
 def _text_bytes(stream: bytes, *, cut: bool) -> bytes:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ATTRIBUTE = "user.e2b."
+_ATTRIBUTE_BYTES = 64 * 1024
 
 
 def answer(exchange: Exchange, call: str, request: dict[str, Any]) -> None:
@@ -44,17 +45,28 @@ def answer(exchange: Exchange, call: str, request: dict[str, Any]) -> None:
 
 
 def attributes(path: str) -> dict[str, str]:
-    """The metadata that was stored with a file."""
+    """The metadata that was stored with a file, as far as it fits: a command may attach any amount of it."""
+    metadata = {}
+    room = _ATTRIBUTE_BYTES
     try:
-        names = [name for name in os.listxattr(path) if name.startswith(_ATTRIBUTE)]
-        return {name[len(_ATTRIBUTE) :]: os.getxattr(path, name).decode(errors="replace") for name in names}
+        for name in _attribute_names(path):
+            value = os.getxattr(path, name)
+            room -= len(name) + len(value)
+            if room < 0:
+                break
+            metadata[name[len(_ATTRIBUTE) :]] = value.decode(errors="replace")
     except OSError:
         return {}
+    return metadata
+
+
+def _attribute_names(path: str) -> list[str]:
+    return [name for name in os.listxattr(path) if name.startswith(_ATTRIBUTE)]
 
 
 def set_attributes(path: str, metadata: dict[str, str]) -> None:
-    for name in attributes(path):
-        os.removexattr(path, _ATTRIBUTE + name)
+    for name in _attribute_names(path):
+        os.removexattr(path, name)
     for name, value in metadata.items():
         os.setxattr(path, _ATTRIBUTE + name, value.encode())
 
