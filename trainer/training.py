@@ -35,6 +35,7 @@ from trainer.divergence import Divergence
 from trainer.environment import OnAbort, RemoteEpisodes
 from trainer.evaluation.chat_template import load_tokenizer
 from trainer.grpo import FarmGRPOTrainer
+from trainer.kept_plan import PLAN, KeptPlan, Options, identities, keep_plan, kept_plan, lasting_names
 from trainer.output_directory import OutputDirectory
 from trainer.processes import the_first_does
 from trainer.run_log import MetricsLog, ReceiptLog, lines_until, take_back
@@ -70,6 +71,8 @@ class TrainingPlan:
     """Steps between two states that can be resumed; the last one is always kept."""
     seed: int = 42
     resume: bool = False
+    task_names: Sequence[str] = ()
+    """Files and built-in names that the tasks were read from: where `--resume` looks for them."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,8 @@ def train(
         if check is not None:
             trainer.add_callback(_Check(check))
         begun = step_of(state)
+        if main:
+            _keep(plan, args.world_size)
         watcher.started(
             step=begun, steps=plan.max_steps, episodes=(plan.max_steps - begun) * args.generation_batch_size
         )
@@ -216,11 +221,27 @@ def checkpoint_of(plan: TrainingPlan) -> str | None:
         )
     if step_of(state) >= plan.max_steps:
         raise SettingsError(f"the run in {directory} has made {step_of(state)} steps: give a larger --max-steps")
+    if (kept := kept_plan(directory)) is not None:
+        kept.refuse_other(Options.of(vars(plan)), plan.tasks)
     refuse_another_model(state, plan.model)
     lines_until(directory / METRICS, step_of(state))
     if damaged:
         logger.warning("going on from %s; later states are not whole: %s", state, "; ".join(damaged))
     return str(state)
+
+
+def _keep(plan: TrainingPlan, processes: int) -> None:
+    """Write the plan down for the next --resume; say what is no longer as the run's last one said."""
+    options, kept = Options.of(vars(plan)), kept_plan(plan.output_dir) if plan.resume else None
+    if plan.resume and kept is None:
+        logger.warning("%s has no %s: what is not given now is not as it was, but the default", plan.output_dir, PLAN)
+    for change in kept.changes(options, processes) if kept else []:
+        logger.warning("%s", change)
+    names = lasting_names(plan.task_names) or (kept.task_names if kept else ())
+    keep_plan(
+        plan.output_dir,
+        KeptPlan(options=options, processes=processes, tasks=identities(plan.tasks), task_names=names),
+    )
 
 
 def _train_from(state: str | None, trainer: FarmGRPOTrainer) -> None:

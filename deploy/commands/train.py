@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,17 +24,18 @@ def register(app: typer.Typer) -> None:
             "rollout-farm train --model ./my-model --cpu --max-steps 3 > report.json",
             "rollout-farm train --model ./my-model --tasks tasks.jsonl --completions 8 --batch-size 16 --max-steps 200 "
             "--on-abort exclude",
-            "rollout-farm train --model ./my-model --tasks tasks.jsonl --max-steps 400 --resume",
+            "rollout-farm train --model ./my-model --resume --max-steps 400",
         )
     )(train)
 
 
 def train(
+    context: typer.Context,
     model: Annotated[
         str, typer.Option(envvar="MODEL_PATH", help="A Transformers checkpoint or model id whose template has tools.")
     ],
     tasks: Annotated[
-        list[str] | None, typer.Option(help="Task files (.json, .jsonl) or built-in names; may be repeated.")
+        list[str] | None, typer.Option(help="Task files (.json, .jsonl) or built-in names (weekly-sales); repeatable.")
     ] = None,
     max_steps: Annotated[int, typer.Option(min=1, help="Optimizer steps, those of a resumed run included.")] = 1,
     completions: Annotated[int, typer.Option(min=2, help="Completions of one prompt, compared with each other.")] = 2,
@@ -51,13 +53,15 @@ def train(
     workers: Annotated[int, typer.Option(min=1, max=256, help="Workers to start when no farm is running.")] = 2,
     *,
     cpu: Annotated[bool, typer.Option("--cpu", help="Train on the processor; without it a GPU with BF16.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest state written there.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest state there; what is not given is as it was.")
+    ] = False,
 ) -> None:
     """Train a model on tasks: bars and signals on standard error, the report as JSON on standard output.
 
     Uses the farm that REDIS_URL or a running `rollout-farm up` names; else starts one for this run. Writes to the
-    output directory: checkpoint/ (the model), checkpoint-N/ (states to resume), metrics.jsonl, receipts.jsonl and
-    report.json. Ctrl-C ends the run's episodes and their sandboxes first.
+    output directory: checkpoint/ (the model), checkpoint-N/ (states to resume), plan.json (these options),
+    metrics.jsonl, receipts.jsonl and report.json. Ctrl-C ends the run's episodes and their sandboxes first.
     """
     from deploy.commands.resolve import stop_as_ctrl_c_does
     from deploy.logs import start_logging
@@ -65,28 +69,33 @@ def train(
     from orchestrator.tasks import load_tasks
 
     stop_as_ctrl_c_does()
-    chosen = [found for name in tasks or ["weekly-sales"] for found in load_tasks(name)]
+    given = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"}
+    values = {**context.params, "output_dir": output_dir, "on_abort": _policy(on_abort)}
+    options = _as_it_was(output_dir, values, given) if resume else values
+    names = options["tasks"] or ["weekly-sales"]
+    chosen = [found for name in names for found in load_tasks(name)]
     settings = load_settings()
     start_logging(settings)
     require_training()
     from trainer.training import TrainingPlan
 
-    plan = TrainingPlan(
-        model=model,
-        tasks=chosen,
-        max_steps=max_steps,
-        completions=completions,
-        batch_size=batch_size,
-        max_completion_length=max_completion_length,
-        learning_rate=learning_rate,
-        on_abort=_policy(on_abort),
-        cpu=cpu,
-        output_dir=output_dir,
-        save_steps=save_steps,
-        seed=seed,
-        resume=resume,
-    )
+    told = {it.name: options[it.name] for it in fields(TrainingPlan) if it.name in options and it.name != "tasks"}
+    plan = TrainingPlan(tasks=chosen, task_names=tuple(names), **told)
     _run(plan, settings, workers)
+
+
+def _as_it_was(directory: Path, values: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """The options as they were given, else as the run in this directory had them."""
+    from orchestrator.errors import SettingsError
+    from trainer.kept_plan import kept_plan
+
+    kept = kept_plan(directory)
+    if kept is None:
+        return values
+    if not values["tasks"] and not kept.task_names:
+        raise SettingsError(f"{directory}: its run was not told the names of its tasks; give them with --tasks")
+    was = {**kept.options.model_dump(), "tasks": kept.task_names}
+    return {**values, **{name: was[name] for name in was.keys() - given}}
 
 
 def require_training() -> None:

@@ -92,7 +92,9 @@ def open_specs(redis: Redis) -> list[EpisodeSpec]:
     return [EpisodeSpec.model_validate_json(str(text)) for text in found if text is not None]
 
 
-def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: Path, tmp_path: Path) -> None:
+def test_a_run_is_reported_saved_and_resumed(
+    farm: Field, start: Start, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = start("--model", str(model), "--cpu")
     assert run.wait(SECONDS) == 0, run.stderr
     report = json.loads(run.stdout)
@@ -117,6 +119,7 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
     assert (output / "checkpoint" / "model.safetensors").is_file()
     assert rows_of(output / "metrics.jsonl")[0]["step"] == 1
     assert len(rows_of(output / "receipts.jsonl")) == 2
+    assert json.loads((output / "plan.json").read_text())["task_names"] == ["weekly-sales"]
     check_that_the_checkpoint_can_be_evaluated(farm, base=model, trained=output / "checkpoint", directory=tmp_path)
     first_state = json.loads((output / "checkpoint-1" / "trainer_state.json").read_text())
 
@@ -146,6 +149,9 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
     assert {float(row["step"]) for row in moments.values()} == {2.0}, "the optimizer's state went on too"
     assert len(rows_of(output / "receipts.jsonl")) == 4
     assert len(resumed.receipts) == 2, "of this run alone"
+    assert "going on with --learning-rate 4e-06, it was 1e-06" in caplog.text
+    kept = json.loads((output / "plan.json").read_text())
+    assert (kept["options"]["max_steps"], kept["task_names"]) == (2, ["weekly-sales"])
 
 
 def check_that_the_checkpoint_can_be_evaluated(farm: Field, *, base: Path, trained: Path, directory: Path) -> None:
@@ -194,7 +200,7 @@ def test_the_defaults_show_the_wiring_in_one_step() -> None:
     (command,) = (it for it in get_command(build()).commands.values() if it.name == "train")  # type: ignore[attr-defined]
     asked = {option.name: option.default for option in command.params}
     for field in fields(TrainingPlan):
-        if field.name not in ("model", "tasks"):
+        if field.name not in ("model", "tasks", "task_names"):
             assert asked[field.name] == getattr(plan, field.name), f"--{field.name} and the plan's own"
 
 
