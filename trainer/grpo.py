@@ -38,6 +38,7 @@ from orchestrator.pool import Reservation
 from orchestrator.vocabulary import Outcome
 from trainer.answers import accept_any_answer
 from trainer.environment import RemoteEpisode, RemoteEpisodes, aborted_outcome
+from trainer.evaluation.call_reading import refuse_misread_calls
 from trainer.evaluation.pretrained import generate_plainly, load_whole
 from trainer.groups import SURVIVORS, judge
 from trainer.processes import gathered, the_first_does
@@ -99,6 +100,7 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         rewards = _without_excluded(reward_funcs, environment_factory)
         given = (_loaded(model, args, options), rewards, args, train_dataset, eval_dataset, *more)
         super().__init__(*given, environment_factory=environment_factory, **options)
+        refuse_misread_calls(self._tokenizer, "processing_class")
         accept_any_answer(self._tokenizer)
         self._stop_at(generate_plainly(self.model, self._tokenizer))
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
