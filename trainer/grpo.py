@@ -42,6 +42,7 @@ from trainer.evaluation.call_reading import refuse_misread_calls
 from trainer.evaluation.pretrained import generate_plainly, load_whole
 from trainer.groups import SURVIVORS, judge
 from trainer.processes import gathered, the_first_does
+from trainer.task_order import TaskOrder
 from trainer.tool_calls import ToolCalls
 
 _LOOP = "_tool_call_loop"
@@ -102,6 +103,7 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         super().__init__(*given, environment_factory=environment_factory, **options)
         refuse_misread_calls(self._tokenizer, "processing_class")
         accept_any_answer(self._tokenizer)
+        self.add_callback(TaskOrder())
         self._stop_at(generate_plainly(self.model, self._tokenizer))
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
 
