@@ -121,15 +121,14 @@ def _run(plan: TrainingPlan, settings: Settings, workers: int) -> None:
     from deploy.local_farm import LocalFarm
     from deploy.terminal import errors
     from deploy.training_report import NoBars, TrainingBars, as_text, report, signal_table
-    from trainer.evaluation.chat_template import load_tokenizer
     from trainer.output_directory import OutputDirectory
     from trainer.signals import advice
-    from trainer.training import checkpoint_of, train
+    from trainer.training import checkpoint_of, tokenizer_of, train
 
     first = os.environ.get("RANK", "0") == "0"
     with OutputDirectory(plan.output_dir) if first else contextlib.nullcontext():
         checkpoint_of(plan)
-    load_tokenizer(plan.model)  # what is wrong with either is said before a farm is started
+    tokenizer_of(plan)  # what is wrong with either is said before a farm is started
     with contextlib.ExitStack() as stack:
         check = None
         resolved = _farm_settings(settings, several=int(os.environ.get("WORLD_SIZE", "1")) > 1)

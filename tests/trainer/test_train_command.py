@@ -22,9 +22,10 @@ from typer.main import get_command
 from deploy.command_line import build
 from deploy.evaluations import Options, run_evaluation
 from deploy.training_report import NoBars
-from orchestrator.errors import CapacityError, SettingsError
+from orchestrator.errors import CapacityError, FarmError, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.records import EpisodeSpec
+from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
 from tests.support import warm
 from tests.support.farm import Field
@@ -37,7 +38,7 @@ from trainer.evaluation.chat_template import load_tokenizer
 from trainer.evaluation.comparison import compare
 from trainer.evaluation.identity import Sampling
 from trainer.evaluation.results import read_evaluation
-from trainer.training import TrainingPlan, checkpoint_of, train
+from trainer.training import TrainingPlan, checkpoint_of, tokenizer_of, train
 
 Start = Callable[..., Marked]
 COMMAND = [sys.executable, "-W", "ignore", "-m", "deploy.cli", "train"]
@@ -294,6 +295,21 @@ def test_a_plan_that_cannot_be_is_refused_before_an_episode_starts(
         train(TrainingPlan(**given), farm.settings, NoBars())
     assert farm.farm.redis.zcard(Keys.RECEIPTS) == before
     assert not (tmp_path / "out").exists()
+
+
+def test_a_prompt_that_leaves_no_room_to_answer_is_refused_without_a_farm(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = weekly_sales(id="long", prompt="fix " * 2000)
+    plan = TrainingPlan(str(model), [weekly_sales(), long], cpu=True, output_dir=tmp_path / "out")
+    nowhere = Settings(redis_url="redis://127.0.0.1:1/0")
+    with pytest.raises(FarmError, match=r"fewer than the 1024 tokens that the model takes: long has 2\d\d\d; leave"):
+        train(plan, nowhere, NoBars())
+    assert not (tmp_path / "out").exists()
+    assert not caplog.text
+    tokenizer_of(replace(plan, tasks=[weekly_sales()], max_completion_length=1000), warn=True)
+    assert "the prompts of 1 tasks" in caplog.text
+    assert "--max-completion-length 1000 are more than the 1024 tokens" in caplog.text
 
 
 def test_a_model_whose_template_has_no_tools_is_refused(model: Path, tmp_path: Path) -> None:

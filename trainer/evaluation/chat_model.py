@@ -29,6 +29,7 @@ from orchestrator.errors import FarmError
 from orchestrator.tasks import Task
 from trainer.answers import accept_any_answer
 from trainer.evaluation.chat_template import ChatTemplate, cannot_load, load_tokenizer
+from trainer.evaluation.context import context_of, refuse_long_prompts
 from trainer.evaluation.identity import Sampling, Subject, text_digest
 from trainer.evaluation.policies import ToolCall
 from trainer.evaluation.pretrained import generate_plainly, load_whole
@@ -96,7 +97,7 @@ class ChatModel:
         self._system = system_prompt
         self.batch = batch
         self._template = ChatTemplate(tokenizer)
-        self._context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
+        self._context = context_of(model.config)
 
     @property
     def tools_digest(self) -> str:
@@ -105,13 +106,7 @@ class ChatModel:
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise FarmError when a task's prompt leaves no room to answer, before an episode of any has begun."""
-        sizes = [(task.id, len(self._prompt(task))) for task in tasks]
-        if long := [f"{name} has {size}" for name, size in sizes if size >= self._context]:
-            named = ", ".join(long[:5]) + (f" and {len(long) - 5} tasks more are too long" if len(long) > 5 else "")
-            raise FarmError(
-                f"a prompt, tools included, has to have fewer than the {self._context} tokens that the model takes: "
-                f"{named}; leave these tasks out or shorten their prompts"
-            )
+        refuse_long_prompts({task.id: len(self._prompt(task)) for task in tasks}, self._context)
 
     def begin(self, task: Task, seed: int) -> Conversation:
         """The prompt, rendered with the tools; raises FarmError when it leaves no room to answer."""
