@@ -128,6 +128,8 @@ class ChatModel:
     def observe(self, conversation: Conversation, results: Sequence[tuple[str, str]]) -> bool:
         """Append what the tools gave; False when it does not fit or the turns are used up, as in training."""
         suffix = self._template.tool_suffix(results)
+        if suffix[0] in self._stops and conversation.ids[-1] == suffix[0]:
+            suffix = suffix[1:]  # the model itself began the result, as GLM's does
         fits = conversation.spent() + len(suffix) < self._sampling.max_completion_tokens
         if not fits or len(conversation.ids) + len(suffix) >= self._context:
             return False
