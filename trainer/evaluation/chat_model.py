@@ -34,7 +34,7 @@ from trainer.evaluation.identity import Sampling, Subject, text_digest
 from trainer.evaluation.policies import ToolCall
 from trainer.evaluation.pretrained import generate_plainly, load_whole
 from trainer.evaluation.results import Usage
-from trainer.evaluation.seeded_sampling import processors
+from trainer.evaluation.seeded_sampling import keep_rows, processors
 
 _FILES = (
     "*.safetensors",
@@ -162,15 +162,36 @@ class ChatModel:
         return max(1, min(budget, self._context - len(conversation.ids)))
 
     def _generate(self, conversations: Sequence[Conversation]) -> list[list[int]]:
-        """The sampled ids of one turn a row, its stop token included."""
-        width = max(len(it.ids) for it in conversations)
-        padding, device = self._tokenizer.pad_token_id, self._model.device
-        padded = [[padding] * (width - len(it.ids)) + it.ids for it in conversations]
-        mask = [[0] * (width - len(it.ids)) + [1] * len(it.ids) for it in conversations]
+        """The sampled ids of one turn a row, its stop token included.
+
+        A batch goes on until its last row has ended, and no row may go beyond the context: where one is near it, the
+        others go on without it.
+        """
         seeds = [(it.seed + it.turns * _TURN_SEEDS) % 2**63 for it in conversations]
+        draws = processors(self._sampling, seeds)
+        said: list[list[int]] = [[] for _ in conversations]
+        going = list(range(len(conversations)))
+        while going:
+            rows = [conversations[place].ids + said[place] for place in going]
+            left = [self._left(conversations[place]) - len(said[place]) for place in going]
+            most = min(max(left), self._context - max(map(len, rows)))
+            answer = self._sampled(rows, most, draws)
+            for place, ids in zip(going, answer, strict=True):
+                said[place] += ids
+            still = [row for row, ids in enumerate(answer) if ids[-1] not in self._stops and len(ids) < left[row]]
+            keep_rows(draws, still)
+            going = [going[row] for row in still]
+        return said
+
+    def _sampled(self, rows: Sequence[list[int]], most: int, draws: LogitsProcessorList) -> list[list[int]]:
+        """Up to `most` ids after each row, to its first stop token."""
+        width, device = max(map(len, rows)), self._model.device
+        padding = self._tokenizer.pad_token_id
+        padded = [[padding] * (width - len(ids)) + ids for ids in rows]
+        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in rows]
         config = GenerationConfig(
             do_sample=False,  # the processors sample; nothing else shapes the scores, see `generate_plainly`
-            max_new_tokens=max(self._left(it) for it in conversations),
+            max_new_tokens=most,
             pad_token_id=padding,
             eos_token_id=list(self._stops),
             disable_compile=True,
@@ -180,7 +201,7 @@ class ChatModel:
                 input_ids=torch.tensor(padded, device=device),
                 attention_mask=torch.tensor(mask, device=device),
                 generation_config=config,
-                logits_processor=LogitsProcessorList([_Numbers(), *processors(self._sampling, seeds)]),
+                logits_processor=LogitsProcessorList([_Numbers(), *draws]),
             )
         return [_until_stop(row, self._stops) for row in answer[:, width:].tolist()]
 
