@@ -327,7 +327,7 @@ class RemoteEpisodes:
         self._given_up.pop(episode.episode_id, None)
 
     def _batch_after(self, before: Episode | None) -> _Batch | None:
-        """The batch of an environment's next episode; one that is full, or has its last one, is another generation's."""
+        """Of an environment's next episode; a batch that is full, or has its last one, is another generation's."""
         batch = self._batch
         over = batch is None or len(batch.episodes) >= batch.size or before in batch.episodes
         if self._batch_size is not None and over:

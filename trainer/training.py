@@ -172,6 +172,7 @@ def _trained(
         trainer.save_model(str(model))
         return TrainingResult(pool.run_id, main, trainer.state.global_step, model, {}, [])
     take_back(plan.output_dir / METRICS, after_step=begun)
+    metrics.read_back()
     take_back(plan.output_dir / RECEIPTS)
     with ReceiptLog(pool, plan.output_dir / RECEIPTS, watcher.ended) as log:
         _train_from(state, trainer)

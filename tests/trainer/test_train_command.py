@@ -149,7 +149,7 @@ def test_a_run_is_reported_saved_and_resumed(
     moments = torch.load(output / "checkpoint-2" / "optimizer.pt")["state"]
     assert {float(row["step"]) for row in moments.values()} == {2.0}, "the optimizer's state went on too"
     assert len(rows_of(output / "receipts.jsonl")) == 4
-    assert len(resumed.receipts) == 2, "of this run alone"
+    assert (len(resumed.receipts), resumed.metrics["episodes/finished"]) == (2, 4), "of this start, of the whole run"
     assert "going on with --learning-rate 4e-06, it was 1e-06" in caplog.text
     kept = json.loads((output / "plan.json").read_text())
     assert (kept["options"]["max_steps"], kept["task_names"]) == (2, ["weekly-sales"])
