@@ -146,6 +146,17 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         with self._batch(len(inputs), self.num_generations):
             return super().training_step(model, inputs, num_items_in_batch)
 
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
+        """TRL's loss without attention to a completion of which nothing counts.
+
+        No loss of its tokens is taken anyway; but a mixture of experts has one of its router's over all that is read.
+        """
+        if "tool_mask" in inputs:
+            mask = inputs["completion_mask"]
+            counts = (mask * inputs["tool_mask"]).any(dim=1, keepdim=True)
+            inputs = {**inputs, "completion_mask": mask * counts}
+        return super().compute_loss(model, inputs, *args, **options)
+
     def prediction_step(self, model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
         """TRL's step; what it generates is one batch of the farm."""
         with self._batch(len(inputs), self.num_generations_eval):
