@@ -122,7 +122,6 @@ def _run(plan: TrainingPlan, settings: Settings, workers: int) -> None:
     from deploy.terminal import errors
     from deploy.training_report import NoBars, TrainingBars, as_text, report, signal_table
     from trainer.output_directory import OutputDirectory
-    from trainer.signals import advice
     from trainer.training import checkpoint_of, tokenizer_of, train
 
     first = os.environ.get("RANK", "0") == "0"
@@ -139,20 +138,19 @@ def _run(plan: TrainingPlan, settings: Settings, workers: int) -> None:
         result = train(plan, resolved, watcher, check=check)
     if not result.main:
         return
-    text = as_text(
-        report(
-            run_id=result.run_id,
-            model=plan.model,
-            checkpoint=str(result.checkpoint),
-            steps=result.steps,
-            metrics=result.metrics,
-            receipts=result.receipts,
-        )
+    found = report(
+        run_id=result.run_id,
+        model=plan.model,
+        checkpoint=str(result.checkpoint),
+        steps=result.steps,
+        metrics=result.metrics,
+        receipts=result.receipts,
     )
+    text = as_text(found)
     (plan.output_dir / "report.json").write_text(text + "\n")
     typer.echo(text)
     errors().print(signal_table(result.metrics), soft_wrap=False)
-    for line in advice(result.metrics):
+    for line in found["advice"]:
         errors().print(f"look at this: {line}", markup=False)
 
 

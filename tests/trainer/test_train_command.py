@@ -348,6 +348,8 @@ def test_two_processes_train_as_one_run(farm: Field, start: Start, model: Path, 
     assert [len(trainers) for trainers in drivers.values()] == [1, 1], "each process drives its own group"
     assert len(set.union(*drivers.values())) == 2
     assert rows_of(tmp_path / "out" / "metrics.jsonl")[0]["episodes/finished"] == 4
+    assert first["failed"].startswith("ZeroDivisionError")
+    assert second["failed"].startswith("FarmError: the first process of this run failed (ZeroDivisionError")
     check_what_the_second_lost(first["lost"], second["lost"])
 
 
