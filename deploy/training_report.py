@@ -68,15 +68,16 @@ def report(
     receipts: list[SettledReceipt],
 ) -> dict[str, Any]:
     """The run as JSON: what each episode did, what became of each sandbox, the receipts, the signals."""
+    outcomes = dict(Counter(str(settled.receipt.outcome) for settled in receipts))
     return {
         "run_id": run_id,
         "model": model,
         "checkpoint": checkpoint,
         "steps": steps,
-        "outcomes": dict(Counter(str(settled.receipt.outcome) for settled in receipts)),
+        "outcomes": outcomes,
         "metrics": metrics,
         "signals": told(metrics),
-        "advice": advice(metrics),
+        "advice": advice(metrics, outcomes),
         "traces": [
             {
                 "episode_id": settled.receipt.episode_id,

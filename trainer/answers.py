@@ -43,7 +43,7 @@ class _AnyAnswer:
         return parsed
 
     def _read(self, written: Any) -> Any:
-        read = _arguments(written)
+        read = arguments_of(written)
         return {"arguments": read} if self._objects_only and not isinstance(read, dict) else read
 
 
@@ -54,7 +54,8 @@ def _calls(parsed: Any) -> list[dict[str, Any]]:
     return [function for function in functions if isinstance(function, dict)]
 
 
-def _arguments(written: Any) -> Any:
+def arguments_of(written: Any) -> Any:
+    """A call's arguments: the object that a text is the JSON of, else what was written."""
     if not isinstance(written, str):
         return written
     try:

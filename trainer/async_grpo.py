@@ -21,6 +21,7 @@ from trl.experimental.async_grpo.openenv_harness import HarnessRolloutWorker
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from trainer.answers import accept_any_answer
+from trainer.evaluation.call_reading import refuse_misread_calls
 from trainer.sessions import PoolSessionFactory
 
 _LEAVE_SECONDS = 60.0
@@ -46,6 +47,7 @@ class FarmRolloutWorker(HarnessRolloutWorker):  # type: ignore[misc]
     def __init__(
         self, factory: PoolSessionFactory, *, harness_adapter: HarnessAdapter | None = None, **loop: Any
     ) -> None:
+        refuse_misread_calls(loop.get("processing_class"), "processing_class")
         accept_any_answer(loop.get("processing_class"), objects_only=True)
         super().__init__(
             harness_session_factory=functools.partial(_given, factory),

@@ -9,8 +9,8 @@ episode is enqueued, and ends as a whole when one of them gets none all the same
 never becomes a score, also when TRL showed it to the model as text; closing ends every episode begun here, also those
 of environments that nobody holds any more.
 
-TRL's GRPOTrainer takes `RemoteEpisodes` as well; then say `batch_size` (per_device_train_batch_size times
-steps_per_generation), or nothing is reserved, and calls run one after another.
+TRL's GRPOTrainer takes `RemoteEpisodes` as well, one call after another; then say `batch_size`, the most of a
+generation (per_device_train_batch_size times steps_per_generation), or nothing is reserved.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ class RemoteEpisode:
         appends to the prompt: the task's own prompt where the row has none, else nothing. Raises TaskError for a column
         that is no task, CapacityError when the batch cannot be live at once.
         """
-        if self._episode is not None:
+        if (before := self._episode) is not None:
             self._cancel()
             if self._ended:
-                self._episodes._forget(self._episode)
+                self._episodes._forget(before)
         parsed = task_of(task)
         self._episode = None
         self._failure, self._reward = None, None
         self._closed = self._excluded = False
-        self._episode = self._episodes._submit(parsed)
+        self._episode = self._episodes._submit(parsed, after=before)
         return None if _says_something(prompt) else parsed.prompt
 
     def terminal(self, command: str) -> str:
@@ -166,7 +166,6 @@ class _Batch:
     size: int
     reserve: Callable[[int], Reservation] | None
     group_of: Callable[[int], str | None] = field(default=lambda row: None)
-    placed: int = 0
     reservation: Reservation | None = None
     watch: threading.Timer | None = None
     over: bool = False
@@ -307,19 +306,18 @@ class RemoteEpisodes:
                 if isinstance(error, RedisUnavailable):
                     return  # away for one is away for all
 
-    def _submit(self, task: Task) -> Episode:
-        batch = self._current_batch()
+    def _submit(self, task: Task, *, after: Episode | None) -> Episode:
+        batch = self._batch_after(after)
         if batch is None:
             return self.pool.submit(task)
-        if batch.placed == 0:
+        if not batch.episodes:
             self._batches += 1
             if batch.reserve is not None:
                 batch.reservation = batch.reserve(batch.size)
             batch.watch = threading.Timer(self._start_seconds, self._give_up_unstarted, [batch])
             batch.watch.daemon = True
             batch.watch.start()
-        episode = self.pool.submit(task, group_id=batch.group_of(batch.placed), reservation=batch.reservation)
-        batch.placed += 1
+        episode = self.pool.submit(task, group_id=batch.group_of(len(batch.episodes)), reservation=batch.reservation)
         batch.episodes.append(episode)
         return episode
 
@@ -328,9 +326,11 @@ class RemoteEpisodes:
         self.pool.forget(episode)
         self._given_up.pop(episode.episode_id, None)
 
-    def _current_batch(self) -> _Batch | None:
-        full = self._batch is not None and self._batch.placed >= self._batch.size
-        if self._batch_size is not None and (self._batch is None or full):
+    def _batch_after(self, before: Episode | None) -> _Batch | None:
+        """Of an environment's next episode; a batch that is full, or has its last one, is another generation's."""
+        batch = self._batch
+        over = batch is None or len(batch.episodes) >= batch.size or before in batch.episodes
+        if self._batch_size is not None and over:
             self._end_batch()
             self._batch = _Batch(self._batch_size, self.reserve)
         return self._batch

@@ -38,10 +38,15 @@ from orchestrator.pool import Reservation
 from orchestrator.vocabulary import Outcome
 from trainer.answers import accept_any_answer
 from trainer.environment import RemoteEpisode, RemoteEpisodes, aborted_outcome
+from trainer.evaluation.call_reading import refuse_misread_calls
+from trainer.evaluation.chat_template import ChatTemplate
 from trainer.evaluation.pretrained import generate_plainly, load_whole
 from trainer.groups import SURVIVORS, judge
 from trainer.processes import gathered, the_first_does
+from trainer.task_order import TaskOrder
 from trainer.tool_calls import ToolCalls
+
+logger = logging.getLogger(__name__)
 
 _LOOP = "_tool_call_loop"
 _TOOLS = "_sync_tool_dicts"
@@ -99,8 +104,12 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         rewards = _without_excluded(reward_funcs, environment_factory)
         given = (_loaded(model, args, options), rewards, args, train_dataset, eval_dataset, *more)
         super().__init__(*given, environment_factory=environment_factory, **options)
+        refuse_misread_calls(self._tokenizer, "processing_class")
         accept_any_answer(self._tokenizer)
-        self._stop_at(generate_plainly(self.model, self._tokenizer))
+        self.add_callback(TaskOrder())
+        stops = generate_plainly(self.model, self._tokenizer)
+        self._stop_at(stops)
+        _warn_of_a_stop_said_twice(self._tokenizer, stops)
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_the_whole_task)
 
     def train(self, *args: Any, **options: Any) -> Any:
@@ -136,6 +145,17 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
         """TRL's step; what it generates is one batch of the farm."""
         with self._batch(len(inputs), self.num_generations):
             return super().training_step(model, inputs, num_items_in_batch)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> Any:
+        """TRL's loss without attention to a completion of which nothing counts.
+
+        No loss of its tokens is taken anyway; but a mixture of experts has one of its router's over all that is read.
+        """
+        if "tool_mask" in inputs:
+            mask = inputs["completion_mask"]
+            counts = (mask * inputs["tool_mask"]).any(dim=1, keepdim=True)
+            inputs = {**inputs, "completion_mask": mask * counts}
+        return super().compute_loss(model, inputs, *args, **options)
 
     def prediction_step(self, model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
         """TRL's step; what it generates is one batch of the farm."""
@@ -247,6 +267,17 @@ def _loaded(model: Any, args: Any, options: Mapping[str, Any]) -> Any:
     several = args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED")
     place = {"device_map": None} if several else {}
     return load_whole(create_model_from_path, model, trust_remote_code=args.trust_remote_code, **place)
+
+
+def _warn_of_a_stop_said_twice(tokenizer: Any, stops: Sequence[int]) -> None:
+    """A template may begin a tool's result with what ends the call; TRL appends it whichever token ended the turn."""
+    suffix = ChatTemplate(tokenizer).tool_suffix([("terminal", "")]) if tokenizer.chat_template else []
+    if suffix[:1] and suffix[0] in stops:
+        logger.warning(
+            "%s ends a call of this model and begins its result: in training it stands there twice, never counted in "
+            "the loss; in evaluation once",
+            tokenizer.convert_ids_to_tokens(suffix[0]),
+        )
 
 
 def _datasets(train: Any, evaluated: Any) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ here waits for a process that has gone: its connection breaks, and that is said.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from accelerate import PartialState
@@ -18,7 +19,10 @@ T = TypeVar("T")
 
 
 def the_first_does(call: Callable[[], T]) -> T:
-    """Call it in the first process; every process gets its result, or raises its FarmError. Both have to pickle."""
+    """Call it in the first process; every process gets its result, or raises its FarmError. Both have to pickle.
+
+    Any other error of the first is a FarmError in the others: they would wait for an answer while it cleans up.
+    """
     if PartialState().num_processes == 1:
         return call()
     answer: list[Any] = [None, None]
@@ -27,6 +31,11 @@ def the_first_does(call: Callable[[], T]) -> T:
             answer[0] = call()
         except FarmError as error:
             answer[1] = error
+        except BaseException as error:
+            answer[1] = FarmError(f"the first process of this run failed ({type(error).__name__}: {error}): see there")
+            with suppress(FarmError):  # of another that has gone; ours is what counts
+                _alive(broadcast_object_list, answer)
+            raise
     _alive(broadcast_object_list, answer)
     if answer[1] is not None:
         raise answer[1]

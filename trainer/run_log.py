@@ -97,26 +97,42 @@ class ReceiptLog:
 
 
 class MetricsLog(TrainerCallback):  # type: ignore[misc, unused-ignore] # transformers is not checked
-    """Appends TRL's logs to a file, in the first process only, and keeps what they come to at the end."""
+    """Appends TRL's logs to a file, in the first process only, and keeps what they come to at the end.
+
+    What the file holds of a run that is gone on with counts too: `read_back` before the first log.
+    """
 
     def __init__(self, path: Path, on_step: Callable[[int], None]) -> None:
         self.summary: dict[str, float | None] = {}
         """Counts of the whole run, of every other number the newest; means over the run of those to be judged by."""
-        self._averaged: dict[str, list[float]] = {}
+        self._averaged: dict[str, tuple[float, int]] = {}
+        """Sum and count."""
         self._path = path
         self._on_step = on_step
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """TRL logged."""
         numbers = {name: _finite(value) for name, value in (logs or {}).items()}
-        for name, value in numbers.items():
-            self.summary[name] = (self.summary.get(name) or 0) + value if is_count(name) else value
-            if name in AVERAGED and value is not None:
-                seen = self._averaged.setdefault(name, [])
-                seen.append(value)
-                self.summary[mean_name(name)] = math.fsum(seen) / len(seen)
+        self._add(numbers)
         if state.is_world_process_zero:
             append(self._path, {"step": state.global_step, "time": time.time(), **numbers})
+
+    def read_back(self) -> None:
+        """Take what the file holds for logged."""
+        for line in _whole_lines(self._path):
+            row = json.loads(line)
+            self._add({name: row[name] for name in row.keys() - {"step", "time"} if _is_number(row[name])})
+
+    def _add(self, numbers: Mapping[str, Any]) -> None:
+        for name, value in numbers.items():
+            if is_count(name):
+                self.summary[name] = (self.summary.get(name) or 0) + (value or 0)
+            else:
+                self.summary[name] = value
+            if name in AVERAGED and value is not None:
+                total, count = self._averaged.get(name, (0.0, 0))
+                self._averaged[name] = total + value, count + 1
+                self.summary[mean_name(name)] = (total + value) / (count + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The optimizer made a step."""
@@ -162,3 +178,8 @@ def _whole_lines(path: Path) -> list[str]:
 def _finite(value: Any) -> Any:
     """JSON has no NaN and no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value of the file is one that was logged; None is a number that JSON has not."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.vocabulary import Outcome
+
 SIGNALS: Mapping[str, str] = {
     "reward": "mean task score of the scored completions, from 0 to 1",
     "reward_std": "spread of the scores; 0 means that all were alike",
@@ -31,6 +33,10 @@ AVERAGED = ("reward", "frac_reward_zero_std", "tools/call_frequency", "completio
 """Judged by their means over the run: one unlucky step says nothing of it, nor one lucky one."""
 
 
+_MANY = 0.1
+"""Of the episodes: more is no bad luck of one."""
+
+
 def mean_name(name: str) -> str:
     """What the mean over the run of one of `AVERAGED` is called."""
     return f"run_mean/{name}"
@@ -52,8 +58,11 @@ def told(logs: Mapping[str, float | None]) -> list[dict[str, object]]:
     return found
 
 
-def advice(logs: Mapping[str, float | None]) -> list[str]:
-    """What to look at, most basic first, given a run's means and counts; empty when there was something to learn."""
+def advice(logs: Mapping[str, float | None], outcomes: Mapping[str, int] | None = None) -> list[str]:
+    """What to look at, most basic first, given a run's means and counts; empty when there was something to learn.
+
+    `outcomes` are how many of its episodes ended how.
+    """
     reward, alike, calls, cut = (logs.get(mean_name(name)) for name in AVERAGED)
     found = []
     if calls == 0:
@@ -64,6 +73,12 @@ def advice(logs: Mapping[str, float | None]) -> list[str]:
         found.append("every score was 0: look at the receipts' outcomes; not_submitted comes before wrong_answer")
     if alike == 1:
         found.append("no group had a difference to learn from: more --completions, or tasks of another difficulty")
+    late, ended = (outcomes or {}).get(Outcome.WINDOW_EXHAUSTED, 0), sum((outcomes or {}).values())
+    if late > _MANY * ended:
+        found.append(
+            f"{late} of {ended} episodes ran out of time, which scores 0 whatever they had done: raise "
+            "FARM_BUDGETS__POLICY_WINDOW_SECONDS, generate faster, or use smaller batches"
+        )
     if logs.get("episodes/aborted"):
         found.append("episodes were aborted: rollout-farm status and the receipts say why")
     return found

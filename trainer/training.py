@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from datasets import Dataset
 from safetensors import SafetensorError
-from transformers import PrinterCallback, TrainerCallback, set_seed
+from transformers import AutoConfig, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback, set_seed
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig
 
@@ -33,8 +33,11 @@ from orchestrator.settings import Settings
 from orchestrator.tasks import Task
 from trainer.divergence import Divergence
 from trainer.environment import OnAbort, RemoteEpisodes
-from trainer.evaluation.chat_template import load_tokenizer
+from trainer.evaluation.chat_template import ChatTemplate, cannot_load, load_tokenizer
+from trainer.evaluation.context import context_of, refuse_long_prompts
+from trainer.evaluation.tools import TOOLS
 from trainer.grpo import FarmGRPOTrainer
+from trainer.kept_plan import PLAN, KeptPlan, Options, identities, keep_plan, kept_plan, lasting_names
 from trainer.output_directory import OutputDirectory
 from trainer.processes import the_first_does
 from trainer.run_log import MetricsLog, ReceiptLog, lines_until, take_back
@@ -70,6 +73,8 @@ class TrainingPlan:
     """Steps between two states that can be resumed; the last one is always kept."""
     seed: int = 42
     resume: bool = False
+    task_names: Sequence[str] = ()
+    """Files and built-in names that the tasks were read from: where `--resume` looks for them."""
 
 
 @dataclass(frozen=True)
@@ -130,42 +135,49 @@ def train(
     disable_progress_bar()  # bars are the watcher's
     args = _config(plan)
     main = args.process_index == 0
-    with (
-        _held(plan.output_dir),
-        Pool(settings, run_id=the_first_does(lambda: f"run-{secrets.token_hex(5)}")) as pool,
-        RemoteEpisodes(pool, on_abort=plan.on_abort) as episodes,
-    ):
+    with _held(plan.output_dir):
         state = checkpoint_of(plan)
-        tokenizer = load_tokenizer(plan.model)
-        set_seed(plan.seed)
-        the_first_does(
-            lambda: episodes.reserve(args.generation_batch_size).release()
-        )  # refused before a model is loaded
-        metrics = MetricsLog(plan.output_dir / METRICS, watcher.stepped)
-        trainer = _trainer(plan, args, tokenizer, episodes, metrics)
-        if check is not None:
-            trainer.add_callback(_Check(check))
-        begun = step_of(state)
-        watcher.started(
-            step=begun, steps=plan.max_steps, episodes=(plan.max_steps - begun) * args.generation_batch_size
-        )
-        if not main:
-            _train_from(state, trainer)
-            trainer.save_model(str(plan.output_dir / MODEL))
-            return TrainingResult(pool.run_id, main, trainer.state.global_step, plan.output_dir / MODEL, {}, [])
-        take_back(plan.output_dir / METRICS, after_step=begun)
-        take_back(plan.output_dir / RECEIPTS)
-        with ReceiptLog(pool, plan.output_dir / RECEIPTS, watcher.ended) as log:
-            _train_from(state, trainer)
-            trainer.save_model(str(plan.output_dir / MODEL))  # the model outlives a receipt that cannot be written
-        return TrainingResult(
-            pool.run_id,
-            main,
-            trainer.state.global_step,
-            plan.output_dir / MODEL,
-            metrics.summary,
-            log.receipts(),
-        )
+        tokenizer = tokenizer_of(plan, warn=main)
+        with (
+            Pool(settings, run_id=the_first_does(lambda: f"run-{secrets.token_hex(5)}")) as pool,
+            RemoteEpisodes(pool, on_abort=plan.on_abort) as episodes,
+        ):
+            the_first_does(
+                lambda: episodes.reserve(args.generation_batch_size).release()
+            )  # refused before a model is loaded
+            set_seed(plan.seed)
+            metrics = MetricsLog(plan.output_dir / METRICS, watcher.stepped)
+            trainer = _trainer(plan, args, tokenizer, episodes, metrics)
+            if check is not None:
+                trainer.add_callback(_Check(check))
+            return _trained(plan, trainer, pool, metrics, watcher, state)
+
+
+def _trained(
+    plan: TrainingPlan,
+    trainer: FarmGRPOTrainer,
+    pool: Pool,
+    metrics: MetricsLog,
+    watcher: Watcher,
+    state: str | None,
+) -> TrainingResult:
+    """Train from this state, or from the beginning, with the run's files in the first process."""
+    args, begun, model = trainer.args, step_of(state), plan.output_dir / MODEL
+    main = args.process_index == 0
+    if main:
+        _keep(plan, args.world_size)
+    watcher.started(step=begun, steps=plan.max_steps, episodes=(plan.max_steps - begun) * args.generation_batch_size)
+    if not main:
+        _train_from(state, trainer)
+        trainer.save_model(str(model))
+        return TrainingResult(pool.run_id, main, trainer.state.global_step, model, {}, [])
+    take_back(plan.output_dir / METRICS, after_step=begun)
+    metrics.read_back()
+    take_back(plan.output_dir / RECEIPTS)
+    with ReceiptLog(pool, plan.output_dir / RECEIPTS, watcher.ended) as log:
+        _train_from(state, trainer)
+        trainer.save_model(str(model))  # the model outlives a receipt that cannot be written
+    return TrainingResult(pool.run_id, main, trainer.state.global_step, model, metrics.summary, log.receipts())
 
 
 @contextmanager
@@ -216,11 +228,54 @@ def checkpoint_of(plan: TrainingPlan) -> str | None:
         )
     if step_of(state) >= plan.max_steps:
         raise SettingsError(f"the run in {directory} has made {step_of(state)} steps: give a larger --max-steps")
+    if (kept := kept_plan(directory)) is not None:
+        kept.refuse_other(Options.of(vars(plan)), plan.tasks)
     refuse_another_model(state, plan.model)
     lines_until(directory / METRICS, step_of(state))
     if damaged:
         logger.warning("going on from %s; later states are not whole: %s", state, "; ".join(damaged))
     return str(state)
+
+
+def tokenizer_of(plan: TrainingPlan, *, warn: bool = False) -> PreTrainedTokenizerBase:
+    """The model's tokenizer. Nothing of the farm is needed for it.
+
+    Raises SettingsError for a model that cannot be trained here, FarmError for prompts that leave no room to answer;
+    can warn of those whose completions may not fit.
+    """
+    tokenizer = load_tokenizer(plan.model)
+    try:
+        context = context_of(AutoConfig.from_pretrained(plan.model))
+    except (OSError, ValueError, KeyError) as error:
+        raise cannot_load(plan.model, error) from None
+    template = ChatTemplate(tokenizer)
+    sizes = {task.id: len(template.prompt([{"role": "user", "content": task.prompt}], TOOLS)) for task in plan.tasks}
+    refuse_long_prompts(sizes, context)
+    if warn and (tight := sum(size + plan.max_completion_length > context for size in sizes.values())):
+        logger.warning(
+            "the prompts of %s tasks, of up to %s tokens, and --max-completion-length %s are more than the %s tokens "
+            "that the model takes: what goes beyond is of no worth, or ends the run; give at most %s",
+            tight,
+            max(sizes.values()),
+            plan.max_completion_length,
+            context,
+            context - max(sizes.values()),
+        )
+    return tokenizer
+
+
+def _keep(plan: TrainingPlan, processes: int) -> None:
+    """Write the plan down for the next --resume; say what is no longer as the run's last one said."""
+    options, kept = Options.of(vars(plan)), kept_plan(plan.output_dir) if plan.resume else None
+    if plan.resume and kept is None:
+        logger.warning("%s has no %s: what is not given now is not as it was, but the default", plan.output_dir, PLAN)
+    for change in kept.changes(options, processes) if kept else []:
+        logger.warning("%s", change)
+    names = lasting_names(plan.task_names) or (kept.task_names if kept else ())
+    keep_plan(
+        plan.output_dir,
+        KeptPlan(options=options, processes=processes, tasks=identities(plan.tasks), task_names=names),
+    )
 
 
 def _train_from(state: str | None, trainer: FarmGRPOTrainer) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,17 +24,18 @@ def register(app: typer.Typer) -> None:
             "rollout-farm train --model ./my-model --cpu --max-steps 3 > report.json",
             "rollout-farm train --model ./my-model --tasks tasks.jsonl --completions 8 --batch-size 16 --max-steps 200 "
             "--on-abort exclude",
-            "rollout-farm train --model ./my-model --tasks tasks.jsonl --max-steps 400 --resume",
+            "rollout-farm train --model ./my-model --resume --max-steps 400",
         )
     )(train)
 
 
 def train(
+    context: typer.Context,
     model: Annotated[
         str, typer.Option(envvar="MODEL_PATH", help="A Transformers checkpoint or model id whose template has tools.")
     ],
     tasks: Annotated[
-        list[str] | None, typer.Option(help="Task files (.json, .jsonl) or built-in names; may be repeated.")
+        list[str] | None, typer.Option(help="Task files (.json, .jsonl) or built-in names (weekly-sales); repeatable.")
     ] = None,
     max_steps: Annotated[int, typer.Option(min=1, help="Optimizer steps, those of a resumed run included.")] = 1,
     completions: Annotated[int, typer.Option(min=2, help="Completions of one prompt, compared with each other.")] = 2,
@@ -51,13 +53,15 @@ def train(
     workers: Annotated[int, typer.Option(min=1, max=256, help="Workers to start when no farm is running.")] = 2,
     *,
     cpu: Annotated[bool, typer.Option("--cpu", help="Train on the processor; without it a GPU with BF16.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest state written there.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest state there; what is not given is as it was.")
+    ] = False,
 ) -> None:
     """Train a model on tasks: bars and signals on standard error, the report as JSON on standard output.
 
     Uses the farm that REDIS_URL or a running `rollout-farm up` names; else starts one for this run. Writes to the
-    output directory: checkpoint/ (the model), checkpoint-N/ (states to resume), metrics.jsonl, receipts.jsonl and
-    report.json. Ctrl-C ends the run's episodes and their sandboxes first.
+    output directory: checkpoint/ (the model), checkpoint-N/ (states to resume), plan.json (these options),
+    metrics.jsonl, receipts.jsonl and report.json. Ctrl-C ends the run's episodes and their sandboxes first.
     """
     from deploy.commands.resolve import stop_as_ctrl_c_does
     from deploy.logs import start_logging
@@ -65,28 +69,33 @@ def train(
     from orchestrator.tasks import load_tasks
 
     stop_as_ctrl_c_does()
-    chosen = [found for name in tasks or ["weekly-sales"] for found in load_tasks(name)]
+    given = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"}
+    values = {**context.params, "output_dir": output_dir, "on_abort": _policy(on_abort)}
+    options = _as_it_was(output_dir, values, given) if resume else values
+    names = options["tasks"] or ["weekly-sales"]
+    chosen = [found for name in names for found in load_tasks(name)]
     settings = load_settings()
     start_logging(settings)
     require_training()
     from trainer.training import TrainingPlan
 
-    plan = TrainingPlan(
-        model=model,
-        tasks=chosen,
-        max_steps=max_steps,
-        completions=completions,
-        batch_size=batch_size,
-        max_completion_length=max_completion_length,
-        learning_rate=learning_rate,
-        on_abort=_policy(on_abort),
-        cpu=cpu,
-        output_dir=output_dir,
-        save_steps=save_steps,
-        seed=seed,
-        resume=resume,
-    )
+    told = {it.name: options[it.name] for it in fields(TrainingPlan) if it.name in options and it.name != "tasks"}
+    plan = TrainingPlan(tasks=chosen, task_names=tuple(names), **told)
     _run(plan, settings, workers)
+
+
+def _as_it_was(directory: Path, values: dict[str, Any], given: set[str]) -> dict[str, Any]:
+    """The options as they were given, else as the run in this directory had them."""
+    from orchestrator.errors import SettingsError
+    from trainer.kept_plan import kept_plan
+
+    kept = kept_plan(directory)
+    if kept is None:
+        return values
+    if not values["tasks"] and not kept.task_names:
+        raise SettingsError(f"{directory}: its run was not told the names of its tasks; give them with --tasks")
+    was = {**kept.options.model_dump(), "tasks": kept.task_names}
+    return {**values, **{name: was[name] for name in was.keys() - given}}
 
 
 def require_training() -> None:
@@ -112,15 +121,13 @@ def _run(plan: TrainingPlan, settings: Settings, workers: int) -> None:
     from deploy.local_farm import LocalFarm
     from deploy.terminal import errors
     from deploy.training_report import NoBars, TrainingBars, as_text, report, signal_table
-    from trainer.evaluation.chat_template import load_tokenizer
     from trainer.output_directory import OutputDirectory
-    from trainer.signals import advice
-    from trainer.training import checkpoint_of, train
+    from trainer.training import checkpoint_of, tokenizer_of, train
 
     first = os.environ.get("RANK", "0") == "0"
     with OutputDirectory(plan.output_dir) if first else contextlib.nullcontext():
         checkpoint_of(plan)
-    load_tokenizer(plan.model)  # what is wrong with either is said before a farm is started
+    tokenizer_of(plan)  # what is wrong with either is said before a farm is started
     with contextlib.ExitStack() as stack:
         check = None
         resolved = _farm_settings(settings, several=int(os.environ.get("WORLD_SIZE", "1")) > 1)
@@ -131,20 +138,19 @@ def _run(plan: TrainingPlan, settings: Settings, workers: int) -> None:
         result = train(plan, resolved, watcher, check=check)
     if not result.main:
         return
-    text = as_text(
-        report(
-            run_id=result.run_id,
-            model=plan.model,
-            checkpoint=str(result.checkpoint),
-            steps=result.steps,
-            metrics=result.metrics,
-            receipts=result.receipts,
-        )
+    found = report(
+        run_id=result.run_id,
+        model=plan.model,
+        checkpoint=str(result.checkpoint),
+        steps=result.steps,
+        metrics=result.metrics,
+        receipts=result.receipts,
     )
+    text = as_text(found)
     (plan.output_dir / "report.json").write_text(text + "\n")
     typer.echo(text)
     errors().print(signal_table(result.metrics), soft_wrap=False)
-    for line in advice(result.metrics):
+    for line in found["advice"]:
         errors().print(f"look at this: {line}", markup=False)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,11 +27,14 @@ from tests.support.tiny_policy import (
 )
 from trainer import FarmGRPOTrainer, RemoteEpisodes
 from trainer.answers import accept_any_answer
+from trainer.environment import RemoteEpisode
 from trainer.evaluation.chat_model import ChatModel
+from trainer.evaluation.collection import _wrong
 from trainer.evaluation.identity import Sampling
 from trainer.evaluation.policies import ToolCall
 from trainer.evaluation.tools import TOOLS
 from trainer.session_tools import wrong_call
+from trainer.tool_calls import ToolCalls
 
 
 def written(arguments: str) -> str:
@@ -105,3 +110,24 @@ def test_a_training_goes_on_whatever_the_model_writes(tmp_path: Path) -> None:
     trainer.train()
     ran = [[entry for entry in episode.log if "ls" in str(entry)] for episode in pool.episodes]
     assert [bool(commands) for commands in ran] == [arguments == LS for _, arguments in ANSWERS] + [False, False]
+
+
+@pytest.mark.parametrize("name", ["terminal", "submit"])
+@pytest.mark.parametrize("arguments", [{}, {"cmd": "ls"}, {"command": 7}, {"command": "ls", "b": 1}, "ls", ["ls"], 7])
+def test_a_wrong_call_is_answered_as_in_training(name: str, arguments: Any) -> None:
+    """TRL shows the model what calling the tool raises; RemoteEpisode refuses before it acts."""
+    if (name, arguments) == ("submit", {}):
+        assert _wrong(ToolCall(name, arguments)) is None
+        return
+    environment = RemoteEpisode(cast(Any, None))
+    raw: dict[str, Callable[..., str]] = {"terminal": environment.terminal, "submit": environment.submit}
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    completion = [{"role": "assistant", "tool_calls": [call]}]
+    with ThreadPoolExecutor(1) as executor, pytest.raises(TypeError) as refused:
+        ToolCalls([completion], [raw], executor).tools[0][name](**arguments)
+    assert _wrong(ToolCall(name, arguments)) == str(refused.value)
+
+
+def test_a_call_of_no_tool_is_wrong_and_a_right_one_is_not() -> None:
+    assert _wrong(ToolCall("reset", {})) == "Tool reset not found."
+    assert _wrong(ToolCall("terminal", {"command": "ls"})) is None

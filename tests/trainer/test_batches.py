@@ -141,6 +141,27 @@ def test_places_that_others_hold_are_not_taken_for_missing_ones(farm: Farm, pool
     assert pool.asked[1:] == [pytest.approx(0.1, abs=0.05)]
 
 
+def test_a_generation_of_fewer_episodes_leaves_the_next_one_whole(
+    farm: Farm, pool: AskedPool, slots: list[TinySlot]
+) -> None:
+    """As TRL's own trainer resets them: an evaluation has fewer rows than a training batch."""
+    with RemoteEpisodes(pool, batch_size=3, wait_seconds=5.0) as episodes:
+        made = [episodes() for _ in range(3)]
+        reserved = []
+        for rows in (made, made[:2], made, made[:1], made[:1], made):
+            for environment in rows:
+                environment.reset(task=ROW)
+            ledger_rows = [pool.ledger.row(id_of(environment)) for environment in rows]
+            reserved.append({row.spec.reservation_id for row in ledger_rows if row is not None})
+            for environment in rows:
+                environment.terminal("ls")
+                environment.submit()
+                environment.get_reward()
+    assert [len(names) for names in reserved] == [1] * 6, "no generation is of two batches"
+    assert len(set.union(*reserved)) == 6
+    assert len(pool.asked) == 6
+
+
 class Refusing(Episode):
     """An episode whose end is refused, such as one that was seized while it was ended."""
 

@@ -175,6 +175,22 @@ def test_every_prompt_that_is_too_long_is_named_before_an_episode_begins(taught:
     chat(taught).check([tasks[0], tasks[2]])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_conversation_near_the_context_and_a_short_one_are_answered_together(temperature: float) -> None:
+    untaught = tiny_policy(1)
+    untaught.model.generation_config.eos_token_id = untaught.tokenizer.eos_token_id  # it goes on and on
+    untaught.model.generation_config.suppress_tokens = [untaught.tokenizer.eos_token_id]
+    model = chat(untaught, max_completion_tokens=60, temperature=temperature)
+    tasks = [TASK.model_copy(update={"prompt": "fix " * size}) for size in (9, 240, 30, 245)]
+    alone = [model.begin(task, seed) for seed, task in enumerate(tasks)]
+    for conversation in alone:
+        model.respond([conversation])
+    assert [it.completion_tokens for it in alone] == [60, 14, 60, 9]
+    together = [model.begin(task, seed) for seed, task in enumerate(tasks)]
+    model.respond(together)
+    assert [it.ids for it in together] == [it.ids for it in alone]
+
+
 # loading
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+import trl.chat_template_utils
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from deploy.training_report import NoBars
 from orchestrator.errors import FarmError, SettingsError
+from orchestrator.pool import Pool
 from tests.support.farm import Field
 from tests.support.policies import weekly_sales
+from tests.support.timed_pool import TimedPool
 from tests.support.tiny_policy import SUBMIT, call, grpo_config, make_model, make_tokenizer
 from trainer import FarmGRPOTrainer, RemoteEpisodes
 from trainer.evaluation.chat_model import ChatModel, load_chat_model
@@ -141,6 +144,58 @@ def test_the_templates_end_of_a_turn_becomes_a_stop_token(tmp_path: Path, caplog
     caplog.clear()
     assert generate_plainly(loaded, tokenizer) == [end, text_end]
     assert not caplog.text
+
+
+def test_a_turn_is_cut_at_its_templates_end_where_only_the_model_stops_there(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.add_special_tokens({"additional_special_tokens": [TEXT_END]})
+    tokenizer.chat_template = f"{{% for m in messages %}}{{{{ m.content }}}} {END} {TEXT_END} {{% endfor %}}"
+    cut = ChatTemplate(tokenizer).tool_suffix([("terminal", "done")])
+    end, text_end = tokenizer.convert_tokens_to_ids([END, TEXT_END])
+    assert cut[0] == text_end, "the template writes it after the turn, and no model samples it"
+    tokenizer.eos_token = "<unk>"
+    loaded = make_model(tokenizer)
+    loaded.generation_config.eos_token_id = [tokenizer.eos_token_id, end]
+    assert generate_plainly(loaded, tokenizer) == [tokenizer.convert_tokens_to_ids("<unk>"), end]
+    assert tokenizer.eos_token == END
+    assert ChatTemplate(tokenizer).tool_suffix([("terminal", "done")]) == cut
+    assert "taken as its stop token" not in caplog.text
+
+
+def glm(directory: Path) -> tuple[Any, Any]:
+    """A model and a tokenizer whose template begins a result with what ends a call."""
+    tokenizer = make_tokenizer([TEXT_END])
+    template = Path(trl.chat_template_utils.__file__).with_name("chat_templates") / "glm4moe.jinja"
+    tokenizer.chat_template = template.read_text()
+    tokenizer.response_template = None
+    trl.chat_template_utils.add_response_schema(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|observation|>", "<|assistant|>"]})
+    tokenizer.eos_token = TEXT_END
+    made = make_model(tokenizer)
+    made.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids([TEXT_END, "<|user|>", "<|observation|>"])
+    return made, tokenizer
+
+
+def test_a_stop_that_begins_the_result_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made, tokenizer = glm(tmp_path)
+    asked = ChatModel(made, tokenizer, Sampling(max_completion_tokens=64), tools=TOOLS)
+    stop, other = tokenizer.convert_tokens_to_ids(["<|observation|>", TEXT_END])
+    for last, count in ((stop, 1), (other, 1)):
+        conversation = asked.begin(weekly_sales(), 0)
+        conversation.ids.append(last)
+        assert asked.observe(conversation, [("terminal", "done")])
+        assert conversation.ids[conversation.prompt_tokens :].count(stop) == count
+    assert not caplog.text
+    FarmGRPOTrainer(
+        model=made,
+        args=grpo_config(tmp_path, batch=2),
+        train_dataset=dataset_of([weekly_sales()]),
+        processing_class=tokenizer,
+        environment_factory=RemoteEpisodes(cast(Pool, TimedPool())),
+    )
+    assert "<|observation|> ends a call of this model and begins its result" in caplog.text
 
 
 def test_a_turn_ends_before_the_model_invents_a_result(tmp_path: Path) -> None:

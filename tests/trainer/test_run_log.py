@@ -17,7 +17,7 @@ from orchestrator.records import Script, SettledReceipt
 from orchestrator.settings import Settings
 from tests.support.bare_farm import TASK, TinySlot, farm_settings
 from tests.support.waiting import wait_until
-from trainer.run_log import MetricsLog, ReceiptLog
+from trainer.run_log import MetricsLog, ReceiptLog, take_back
 from trainer.signals import advice
 
 FULL = Path("/dev/full")
@@ -111,6 +111,32 @@ def test_what_was_counted_adds_up_over_the_run(tmp_path: Path) -> None:
     }
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("episodes/finished") for line in lines] == [4, 4, None], "each line is of its own step"
+
+
+def test_what_was_counted_before_a_resume_is_of_the_run_too(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+
+    def log(metrics: MetricsLog, step: int, **logs: float) -> None:
+        state = TrainerState(global_step=step, is_world_process_zero=True)
+        metrics.on_log(None, state, TrainerControl(), logs=logs)
+
+    first = MetricsLog(path, on_step=lambda step: None)
+    for step, reward in ((1, 0.0), (2, 1.0), (3, 1.0)):
+        log(first, step, **{"reward": reward, "episodes/finished": 4, "episodes/aborted/sandbox_lost": 1})
+    log(first, 3, train_loss=float("nan"))
+    take_back(path, after_step=2)
+    resumed = MetricsLog(path, on_step=lambda step: None)
+    resumed.read_back()
+    log(resumed, 3, **{"reward": 0.5, "episodes/finished": 4})
+    assert resumed.summary == {
+        "reward": 0.5,
+        "run_mean/reward": 0.5,
+        "episodes/finished": 12,
+        "episodes/aborted/sandbox_lost": 2,
+    }
+    fresh = MetricsLog(tmp_path / "none.jsonl", on_step=lambda step: None)
+    fresh.read_back()
+    assert fresh.summary == {}
 
 
 POOR = {

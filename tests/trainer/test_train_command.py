@@ -22,9 +22,10 @@ from typer.main import get_command
 from deploy.command_line import build
 from deploy.evaluations import Options, run_evaluation
 from deploy.training_report import NoBars
-from orchestrator.errors import CapacityError, SettingsError
+from orchestrator.errors import CapacityError, FarmError, SettingsError
 from orchestrator.keys import Keys
 from orchestrator.records import EpisodeSpec
+from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
 from tests.support import warm
 from tests.support.farm import Field
@@ -37,7 +38,7 @@ from trainer.evaluation.chat_template import load_tokenizer
 from trainer.evaluation.comparison import compare
 from trainer.evaluation.identity import Sampling
 from trainer.evaluation.results import read_evaluation
-from trainer.training import TrainingPlan, checkpoint_of, train
+from trainer.training import TrainingPlan, checkpoint_of, tokenizer_of, train
 
 Start = Callable[..., Marked]
 COMMAND = [sys.executable, "-W", "ignore", "-m", "deploy.cli", "train"]
@@ -92,7 +93,9 @@ def open_specs(redis: Redis) -> list[EpisodeSpec]:
     return [EpisodeSpec.model_validate_json(str(text)) for text in found if text is not None]
 
 
-def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: Path, tmp_path: Path) -> None:
+def test_a_run_is_reported_saved_and_resumed(
+    farm: Field, start: Start, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = start("--model", str(model), "--cpu")
     assert run.wait(SECONDS) == 0, run.stderr
     report = json.loads(run.stdout)
@@ -117,6 +120,7 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
     assert (output / "checkpoint" / "model.safetensors").is_file()
     assert rows_of(output / "metrics.jsonl")[0]["step"] == 1
     assert len(rows_of(output / "receipts.jsonl")) == 2
+    assert json.loads((output / "plan.json").read_text())["task_names"] == ["weekly-sales"]
     check_that_the_checkpoint_can_be_evaluated(farm, base=model, trained=output / "checkpoint", directory=tmp_path)
     first_state = json.loads((output / "checkpoint-1" / "trainer_state.json").read_text())
 
@@ -145,7 +149,10 @@ def test_a_run_is_reported_saved_and_resumed(farm: Field, start: Start, model: P
     moments = torch.load(output / "checkpoint-2" / "optimizer.pt")["state"]
     assert {float(row["step"]) for row in moments.values()} == {2.0}, "the optimizer's state went on too"
     assert len(rows_of(output / "receipts.jsonl")) == 4
-    assert len(resumed.receipts) == 2, "of this run alone"
+    assert (len(resumed.receipts), resumed.metrics["episodes/finished"]) == (2, 4), "of this start, of the whole run"
+    assert "going on with --learning-rate 4e-06, it was 1e-06" in caplog.text
+    kept = json.loads((output / "plan.json").read_text())
+    assert (kept["options"]["max_steps"], kept["task_names"]) == (2, ["weekly-sales"])
 
 
 def check_that_the_checkpoint_can_be_evaluated(farm: Field, *, base: Path, trained: Path, directory: Path) -> None:
@@ -194,7 +201,7 @@ def test_the_defaults_show_the_wiring_in_one_step() -> None:
     (command,) = (it for it in get_command(build()).commands.values() if it.name == "train")  # type: ignore[attr-defined]
     asked = {option.name: option.default for option in command.params}
     for field in fields(TrainingPlan):
-        if field.name not in ("model", "tasks"):
+        if field.name not in ("model", "tasks", "task_names"):
             assert asked[field.name] == getattr(plan, field.name), f"--{field.name} and the plan's own"
 
 
@@ -290,6 +297,21 @@ def test_a_plan_that_cannot_be_is_refused_before_an_episode_starts(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_prompt_that_leaves_no_room_to_answer_is_refused_without_a_farm(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = weekly_sales(id="long", prompt="fix " * 2000)
+    plan = TrainingPlan(str(model), [weekly_sales(), long], cpu=True, output_dir=tmp_path / "out")
+    nowhere = Settings(redis_url="redis://127.0.0.1:1/0")
+    with pytest.raises(FarmError, match=r"fewer than the 1024 tokens that the model takes: long has 2\d\d\d; leave"):
+        train(plan, nowhere, NoBars())
+    assert not (tmp_path / "out").exists()
+    assert not caplog.text
+    tokenizer_of(replace(plan, tasks=[weekly_sales()], max_completion_length=1000), warn=True)
+    assert "the prompts of 1 tasks" in caplog.text
+    assert "--max-completion-length 1000 are more than the 1024 tokens" in caplog.text
+
+
 def test_a_model_whose_template_has_no_tools_is_refused(model: Path, tmp_path: Path) -> None:
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -326,6 +348,8 @@ def test_two_processes_train_as_one_run(farm: Field, start: Start, model: Path, 
     assert [len(trainers) for trainers in drivers.values()] == [1, 1], "each process drives its own group"
     assert len(set.union(*drivers.values())) == 2
     assert rows_of(tmp_path / "out" / "metrics.jsonl")[0]["episodes/finished"] == 4
+    assert first["failed"].startswith("ZeroDivisionError")
+    assert second["failed"].startswith("FarmError: the first process of this run failed (ZeroDivisionError")
     check_what_the_second_lost(first["lost"], second["lost"])
 
 

@@ -17,7 +17,7 @@ import torch
 from transformers import PrinterCallback
 
 from deploy.training_report import NoBars
-from orchestrator.errors import CapacityError
+from orchestrator.errors import CapacityError, FarmError
 from orchestrator.pool import Pool
 from orchestrator.settings import Settings, load_settings
 from orchestrator.tasks import load_builtin
@@ -35,6 +35,7 @@ from tests.support.tiny_policy import (
 )
 from tests.trainer.losing import LOSE, LosingEpisodes
 from trainer import FarmGRPOTrainer
+from trainer.processes import the_first_does
 from trainer.training import TrainingPlan, train
 from workers.sandboxes.provider import E2BProvider
 
@@ -56,8 +57,17 @@ def main(model: str, output: str) -> None:
     result = train(fits, settings, NoBars())
     names = [settled.receipt.episode_id for settled in result.receipts]
     found = lost(settings, Path(output) / "lost")
-    said = {"refused": refused, "episodes": names, "steps": result.steps, "lost": found}
+    said = {"refused": refused, "episodes": names, "steps": result.steps, "lost": found, "failed": failed()}
     sys.stdout.write(json.dumps(said) + "\n")
+
+
+def failed() -> str:
+    """What this process is told of an error of the first that nobody raises on purpose."""
+    try:
+        the_first_does(lambda: 1 // 0)
+    except (ZeroDivisionError, FarmError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 def lost(settings: Settings, directory: Path) -> dict[str, Any]:

@@ -34,3 +34,10 @@ def test_a_run_that_can_learn_gets_no_advice() -> None:
 
 def test_a_batch_that_was_aborted_whole_is_pointed_at() -> None:
     assert "aborted" in advice({"reward": None, "episodes/aborted": 2.0})[0]
+
+
+def test_episodes_that_ran_out_of_time_are_pointed_at_when_they_are_many() -> None:
+    assert advice({}, {"window_exhausted": 1, "solved": 9}) == []
+    (said,) = advice({}, {"window_exhausted": 2, "solved": 8})
+    assert said.startswith("2 of 10 episodes ran out of time")
+    assert "POLICY_WINDOW_SECONDS" in said

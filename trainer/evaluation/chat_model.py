@@ -29,11 +29,12 @@ from orchestrator.errors import FarmError
 from orchestrator.tasks import Task
 from trainer.answers import accept_any_answer
 from trainer.evaluation.chat_template import ChatTemplate, cannot_load, load_tokenizer
+from trainer.evaluation.context import context_of, refuse_long_prompts
 from trainer.evaluation.identity import Sampling, Subject, text_digest
 from trainer.evaluation.policies import ToolCall
 from trainer.evaluation.pretrained import generate_plainly, load_whole
 from trainer.evaluation.results import Usage
-from trainer.evaluation.seeded_sampling import processors
+from trainer.evaluation.seeded_sampling import keep_rows, processors
 
 _FILES = (
     "*.safetensors",
@@ -96,7 +97,7 @@ class ChatModel:
         self._system = system_prompt
         self.batch = batch
         self._template = ChatTemplate(tokenizer)
-        self._context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0)) or 2**31
+        self._context = context_of(model.config)
 
     @property
     def tools_digest(self) -> str:
@@ -105,13 +106,7 @@ class ChatModel:
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise FarmError when a task's prompt leaves no room to answer, before an episode of any has begun."""
-        sizes = [(task.id, len(self._prompt(task))) for task in tasks]
-        if long := [f"{name} has {size}" for name, size in sizes if size >= self._context]:
-            named = ", ".join(long[:5]) + (f" and {len(long) - 5} tasks more are too long" if len(long) > 5 else "")
-            raise FarmError(
-                f"a prompt, tools included, has to have fewer than the {self._context} tokens that the model takes: "
-                f"{named}; leave these tasks out or shorten their prompts"
-            )
+        refuse_long_prompts({task.id: len(self._prompt(task)) for task in tasks}, self._context)
 
     def begin(self, task: Task, seed: int) -> Conversation:
         """The prompt, rendered with the tools; raises FarmError when it leaves no room to answer."""
@@ -133,6 +128,8 @@ class ChatModel:
     def observe(self, conversation: Conversation, results: Sequence[tuple[str, str]]) -> bool:
         """Append what the tools gave; False when it does not fit or the turns are used up, as in training."""
         suffix = self._template.tool_suffix(results)
+        if suffix[0] in self._stops and conversation.ids[-1] == suffix[0]:
+            suffix = suffix[1:]  # the model itself began the result, as GLM's does
         fits = conversation.spent() + len(suffix) < self._sampling.max_completion_tokens
         if not fits or len(conversation.ids) + len(suffix) >= self._context:
             return False
@@ -165,15 +162,36 @@ class ChatModel:
         return max(1, min(budget, self._context - len(conversation.ids)))
 
     def _generate(self, conversations: Sequence[Conversation]) -> list[list[int]]:
-        """The sampled ids of one turn a row, its stop token included."""
-        width = max(len(it.ids) for it in conversations)
-        padding, device = self._tokenizer.pad_token_id, self._model.device
-        padded = [[padding] * (width - len(it.ids)) + it.ids for it in conversations]
-        mask = [[0] * (width - len(it.ids)) + [1] * len(it.ids) for it in conversations]
+        """The sampled ids of one turn a row, its stop token included.
+
+        A batch goes on until its last row has ended, and no row may go beyond the context: where one is near it, the
+        others go on without it.
+        """
         seeds = [(it.seed + it.turns * _TURN_SEEDS) % 2**63 for it in conversations]
+        draws = processors(self._sampling, seeds)
+        said: list[list[int]] = [[] for _ in conversations]
+        going = list(range(len(conversations)))
+        while going:
+            rows = [conversations[place].ids + said[place] for place in going]
+            left = [self._left(conversations[place]) - len(said[place]) for place in going]
+            most = min(max(left), self._context - max(map(len, rows)))
+            answer = self._sampled(rows, most, draws)
+            for place, ids in zip(going, answer, strict=True):
+                said[place] += ids
+            still = [row for row, ids in enumerate(answer) if ids[-1] not in self._stops and len(ids) < left[row]]
+            keep_rows(draws, still)
+            going = [going[row] for row in still]
+        return said
+
+    def _sampled(self, rows: Sequence[list[int]], most: int, draws: LogitsProcessorList) -> list[list[int]]:
+        """Up to `most` ids after each row, to its first stop token."""
+        width, device = max(map(len, rows)), self._model.device
+        padding = self._tokenizer.pad_token_id
+        padded = [[padding] * (width - len(ids)) + ids for ids in rows]
+        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in rows]
         config = GenerationConfig(
             do_sample=False,  # the processors sample; nothing else shapes the scores, see `generate_plainly`
-            max_new_tokens=max(self._left(it) for it in conversations),
+            max_new_tokens=most,
             pad_token_id=padding,
             eos_token_id=list(self._stops),
             disable_compile=True,
@@ -183,7 +201,7 @@ class ChatModel:
                 input_ids=torch.tensor(padded, device=device),
                 attention_mask=torch.tensor(mask, device=device),
                 generation_config=config,
-                logits_processor=LogitsProcessorList([_Numbers(), *processors(self._sampling, seeds)]),
+                logits_processor=LogitsProcessorList([_Numbers(), *draws]),
             )
         return [_until_stop(row, self._stops) for row in answer[:, width:].tolist()]
 

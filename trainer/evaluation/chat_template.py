@@ -18,6 +18,7 @@ from trl.chat_template_utils import (
 )
 
 from orchestrator.errors import FarmError, SettingsError
+from trainer.evaluation.call_reading import refuse_misread_calls
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -42,6 +43,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
                 f"--model {name}: nothing here can read tool calls from its answers; choose a model whose chat "
                 "template TRL knows, or save a response_template with its tokenizer"
             ) from None
+    refuse_misread_calls(tokenizer, f"--model {name}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return cast("PreTrainedTokenizerBase", tokenizer)

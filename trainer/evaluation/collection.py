@@ -14,11 +14,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from orchestrator.episodes import Episode
 from orchestrator.errors import (
@@ -37,6 +37,7 @@ from trainer.absence import PATIENCE_SECONDS, Absence
 from trainer.evaluation.identity import Identity
 from trainer.evaluation.policies import Policy, ToolCall
 from trainer.evaluation.results import EpisodeResult, Interrupted
+from trainer.evaluation.tools import TOOLS
 
 logger = logging.getLogger(__name__)
 
@@ -341,31 +342,27 @@ def _in_use(run_id: str) -> FarmError:
 
 
 def _perform(episode: Episode, call: ToolCall) -> str:
-    """What the model is shown of one call; what it got wrong is text for it, in TRL's words."""
+    """What the model is shown of one call; what it got wrong is text for it, in the words of a training."""
     try:
-        if call.name == "terminal":
-            return str(episode.terminal(**_only_command(_named(call))))
-        if call.name == "submit":
-            if given := _named(call):
-                raise _WrongCall(f"submit() takes no arguments, got {', '.join(map(str, given))}")
-            return episode.submit()
-        raise _WrongCall(f"Tool {call.name} not found.")
-    except (_WrongCall, CommandRefused) as error:
+        if (wrong := _wrong(call)) is not None:
+            return str({"error": wrong})
+        return str(episode.terminal(call.arguments["command"])) if call.name == "terminal" else episode.submit()
+    except CommandRefused as error:
         return str({"error": str(error)})
 
 
-class _WrongCall(Exception):
-    """A tool that is not there, or arguments that it does not take."""
+def _wrong(call: ToolCall) -> str | None:
+    """What is wrong with a call: the tool is not there, or does not take these arguments; None when it does.
 
-
-def _named(call: ToolCall) -> Mapping[str, Any]:
-    if not isinstance(call.arguments, Mapping):
-        raise _WrongCall(f"{call.name}() argument after ** must be a mapping, not {type(call.arguments).__name__}")
-    return call.arguments
-
-
-def _only_command(arguments: Mapping[str, Any]) -> dict[str, str]:
-    command = arguments.get("command")
-    if set(arguments) != {"command"} or not isinstance(command, str):
-        raise _WrongCall("terminal() takes one argument, command, which is text")
-    return {"command": command}
+    The tools of TOOLS say it themselves, as those of a training do: without an episode, a right call is a FarmError.
+    """
+    tool = next((tool for tool in TOOLS if tool.__name__ == call.name), None)
+    if tool is None:
+        return f"Tool {call.name} not found."
+    try:
+        tool(**call.arguments)
+    except TypeError as error:
+        return str(error)
+    except FarmError:
+        return None
+    return None

@@ -48,17 +48,19 @@ def not_finite(model: torch.nn.Module) -> str | None:
 def generate_plainly(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Leave of a model's generation settings what the module says; returns the tokens that end a turn.
 
-    A turn's end that the template writes and neither model nor tokenizer stops at becomes the tokenizer's `eos_token`,
-    which is also where TRL cuts a turn before it appends a tool's result. Without it the model would write on, and make
-    up results of its own calls. Both are changed in place.
+    A turn's end that the template writes becomes the tokenizer's `eos_token` unless that is one: there TRL cuts a turn
+    before it appends a tool's result, and what the template writes between the two would be lost otherwise. One at
+    which neither model nor tokenizer stops becomes a stop token too: the model would write on, and make up results of
+    its own calls. Both are changed in place.
     """
     had: GenerationConfig = model.generation_config
     stops = _ids(had.eos_token_id, tokenizer.eos_token_id)
     ends = ChatTemplate(tokenizer).turn_ends() if tokenizer.chat_template else []  # a processor may hold the template
     if new := [end for end in ends if tokenizer.convert_tokens_to_ids(end) not in stops]:
         logger.warning("the model's chat template ends a turn with %s: taken as its stop token", " and ".join(new))
-        tokenizer.eos_token = new[-1]
-        stops = _ids(tokenizer.eos_token_id, [tokenizer.convert_tokens_to_ids(end) for end in new], stops)
+        stops = _ids([tokenizer.convert_tokens_to_ids(end) for end in reversed(new)], stops)
+    if new or (ends and tokenizer.eos_token not in ends):
+        tokenizer.eos_token = (new or ends)[-1]
     model.generation_config = GenerationConfig(
         eos_token_id=stops or None,
         pad_token_id=tokenizer.pad_token_id,

@@ -37,6 +37,11 @@ class RowDraws(LogitsProcessor):  # type: ignore[misc, unused-ignore] # transfor
         self._seeds = tuple(seeds)
         self._generators: list[torch.Generator] = []
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, each where it is."""
+        self._seeds = tuple(self._seeds[row] for row in rows)
+        self._generators = [self._generators[row] for row in rows if self._generators]
+
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Numbers from 0 whose arg max is a sample; 0 is what has no probability."""
         place = scores.device if scores.device.type == "cuda" else torch.device("cpu")
@@ -64,3 +69,10 @@ def processors(sampling: Sampling, seeds: Sequence[int]) -> LogitsProcessorList:
         made.append(TopPLogitsWarper(sampling.top_p))
     made.append(RowDraws(seeds))
     return made
+
+
+def keep_rows(made: LogitsProcessorList, rows: Sequence[int]) -> None:
+    """Let what `processors` made go on with these rows only."""
+    for it in made:
+        if isinstance(it, RowDraws):
+            it.keep(rows)
