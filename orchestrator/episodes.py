@@ -84,6 +84,8 @@ class Episode:
         self._end_asked: float | None = None
         self._number = RESET_NUMBER
         self._ready: Observation | None = None
+        self._resetting = threading.Lock()
+        """One of several threads waits for the sandbox: there is one wake for all of them."""
         self._acting = threading.Lock()
         """One action after another, whichever threads ask: numbers are given out and answers read in one order."""
         self._unsure: Action | None = None
@@ -108,15 +110,15 @@ class Episode:
     def reset(self) -> Observation:
         """Wait until the sandbox is ready; raises EpisodeAborted when it never will be."""
         self._require_remote()
-        if self._ready is None:
-            budgets = self.spec.budgets
-            if self._mailbox.result(RESET_NUMBER) is None and (receipt := self.receipt()) is not None:
-                self._raise_ended(receipt)
-            result = self._await(RESET_NUMBER)
-            if result.outcome is not None:
-                self._raise_ended(self._wait_receipt(budgets.cleanup_seconds))
-            self._ready = Observation.of(result)
-        return self._ready
+        with self._resetting:
+            if self._ready is None:
+                if self._mailbox.result(RESET_NUMBER) is None and (receipt := self.receipt()) is not None:
+                    self._raise_ended(receipt)
+                result = self._await(RESET_NUMBER)
+                if result.outcome is not None:
+                    self._raise_ended(self._wait_receipt(self.spec.budgets.cleanup_seconds))
+                self._ready = Observation.of(result)
+            return self._ready
 
     @redis_border
     def terminal(self, command: str) -> Observation:
@@ -193,9 +195,10 @@ class Episode:
         # The flag alone is seen within a second; an action is seen at once, where none of ours is on its way.
         if self._ready is not None and self._unsure is None and self._acting.acquire(blocking=False):
             try:
+                self._unsure = Action(name="close")
                 with suppress(FarmError):  # over already, or somebody else drives it too: the flag will do
-                    self._mailbox.post(self._number + 1, Action(name="close"))
-                    self._number += 1
+                    self._mailbox.post(self._number + 1, self._unsure)
+                    self._number, self._unsure = self._number + 1, None
             finally:
                 self._acting.release()
 

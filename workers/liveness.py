@@ -6,6 +6,8 @@ against the server, so that a machine that stood still or was too busy for both 
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 
 _ASK_SECONDS = 5.0
@@ -13,6 +15,9 @@ _ASK_SECONDS = 5.0
 
 _TURN_SECONDS = 0.5
 """The most that counts between two looks; they are 50 ms apart where the machine keeps up."""
+
+_OF_THE_SERVER = (0, errno.EINPROGRESS, errno.EAGAIN, errno.ECONNREFUSED)
+"""What an attempt to connect comes to where it says something of the server: `send` tells what."""
 
 _QUESTION = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
@@ -34,8 +39,13 @@ class Liveness:
         """False once the server has answered nothing for the whole of its patience; `now` is a monotonic clock's."""
         passed = 0.0 if self._looked is None else min(now - self._looked, _TURN_SECONDS)
         self._looked = now
-        if self._asked is None and now < self._next:
-            return True
+        if self._asked is None:
+            if now < self._next:
+                return True
+            try:
+                self._asked = self._ask()
+            except OSError:  # no descriptor or port is left for us: the server was asked nothing
+                return True
         self._silent += passed
         try:
             if self._exchange():
@@ -52,12 +62,19 @@ class Liveness:
         self._drop()
         self._silent = self._next = 0.0
 
+    def _ask(self) -> socket.socket:
+        """A connection on its way; raises OSError when there can be none from here."""
+        asked = socket.socket()
+        asked.settimeout(0)
+        code = asked.connect_ex(self._address)
+        if code not in _OF_THE_SERVER:
+            asked.close()
+            raise OSError(code, os.strerror(code))
+        return asked
+
     def _exchange(self) -> bool:
         """Do the next step of a question; whether it is answered. Raises OSError when the connection broke."""
-        if self._asked is None:
-            self._asked = socket.socket()
-            self._asked.settimeout(0)
-            self._asked.connect_ex(self._address)  # what it came to is told by `send`
+        assert self._asked is not None
         if not self._sent:
             self._asked.send(_QUESTION)
             self._sent = True

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import RedisUnavailable
+from orchestrator.errors import EpisodeAborted, RedisUnavailable
 from orchestrator.finished import Finished
 from orchestrator.mailbox import Action, Mailbox, Result
 from orchestrator.pool import Pool
@@ -81,3 +85,33 @@ def test_after_a_failed_call_no_answer_is_read_as_anothers(pool: Pool, slot: Tin
     assert episode.terminal("third") == "ran third"
     assert slot.commands == ["first", "second", "third"]
     episode.close()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_after_a_failed_cancel_the_calls_say_that_it_was_cancelled(pool: Pool, slot: TinySlot, moment: str) -> None:
+    episode, mailbox = breaking(pool, slot)
+    assert episode.terminal("first") == "ran first"
+    mailbox.breaks = moment
+    with pytest.raises(RedisUnavailable):
+        episode.cancel()
+    mailbox.breaks = ""
+    with pytest.raises(EpisodeAborted, match="cancelled"):
+        episode.reward()
+    assert slot.commands == ["first"]
+
+
+def test_of_several_threads_one_waits_for_the_sandbox(pool: Pool, settings: Settings, redis: Redis) -> None:
+    episode = pool.submit(TASK)
+
+    def waiting() -> int:
+        return sum(row["cmd"] == "blpop" for row in redis.client_list())
+
+    with ThreadPoolExecutor(3) as threads:
+        calls = [threads.submit(episode.terminal, "count") for _ in range(3)]
+        wait_until(waiting, description="the sandbox is waited for")
+        for _ in range(50):
+            assert waiting() <= 1
+            time.sleep(0.01)
+        with TinySlot(settings):
+            assert [call.result(20) for call in calls] == ["ran count"] * 3
+            episode.close()

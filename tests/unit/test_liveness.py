@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import Iterator
 
@@ -87,3 +88,13 @@ def test_a_machine_that_stood_still_is_no_hung_server(liveness: Liveness) -> Non
 def test_a_server_that_listens_no_more_is_hung_too(server: socket.socket, liveness: Liveness) -> None:
     server.close()
     assert silence_until_given_up(liveness, 0.0) > PATIENCE_SECONDS
+
+
+def test_who_cannot_ask_says_nothing_of_the_server(liveness: Liveness) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert all(liveness.look(now / 4) for now in range(8 * int(PATIENCE_SECONDS)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert silence_until_given_up(liveness, 300.0) > 299 + PATIENCE_SECONDS
