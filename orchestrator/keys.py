@@ -7,7 +7,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 |---------------------------|--------|--------------------------------------------------|-------------------|------|
 | farm:tag                  | string | the farm's random tag, metadata of its sandboxes | first user        | for ever: identity |
 | farm:token                | string | the newest fencing token                         | take/seize lease  | for ever: must not repeat |
-| farm:episode:<e>          | hash   | its row: fields below                            | ledger, limiter   | open: none (must not be lost); final: retention, as its receipt at least |
+| farm:episode:<e>          | hash   | its row: fields below                            | ledger, limiter   | open: none (must not be lost); final and settled: as its receipt |
 | farm:open                 | zset   | open episode -> queued at                        | ledger            | empties itself |
 | farm:leases               | zset   | leased episode -> lease ends at                  | ledger            | empties itself |
 | farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention + 1 h, likewise |

@@ -10,15 +10,17 @@ from redis import Redis
 
 from orchestrator.allocations import RECONCILER_TOKEN
 from orchestrator.cost import By
+from orchestrator.errors import FarmError
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
+from orchestrator.pool import Pool
 from orchestrator.receipts import ReceiptFilter, Receipts
-from orchestrator.records import EpisodeSpec
+from orchestrator.records import EpisodeSpec, Script
 from orchestrator.rows import Lease
 from orchestrator.spending import Spending
 from orchestrator.transcripts import Transcript
-from orchestrator.vocabulary import Outcome, Role
-from tests.support.bare_farm import a_receipt, ended_unresolved, intended, leased, opened_farm
+from orchestrator.vocabulary import Outcome, Role, job_id
+from tests.support.bare_farm import TASK, a_receipt, ended_unresolved, farm_settings, intended, leased, opened_farm
 
 DAY = 86_400
 LONG, SHORT = 90 * DAY, 30 * DAY
@@ -105,6 +107,29 @@ def test_a_late_settlement_with_a_shorter_retention_keeps_what_the_receipt_names
     assert kept > LONG - 60
     for key in (Keys.episode(row.episode_id), Keys.allocation(row.allocation_id)):
         assert redis.ttl(key) >= kept, key
+
+
+def test_an_ended_row_goes_with_its_receipt_whoever_settles(patient: Farm, forgetful: Farm, redis: Redis) -> None:
+    row, _ = ended_unresolved(forgetful)
+    patient.ledger.allocations.absent(row, RECONCILER_TOKEN, running_ms=1000)
+    assert 0 < redis.pttl(Keys.episode(row.episode_id)) <= redis.pttl(Keys.receipt(row.episode_id)) + 1
+
+
+def test_nobody_waits_for_a_receipt_that_is_gone_while_the_row_stands(redis_url: str, redis: Redis) -> None:
+    with opened_farm(redis_url) as farm, Pool(farm_settings(redis_url), run_id="run-test") as pool:
+        row, _ = ended_unresolved(farm)
+        redis.delete(
+            Keys.receipt(row.episode_id)
+        )  # as the end of its time does, which an unsettled sandbox's row has not
+        assert farm.ledger.knows(row.episode_id)
+        episode = pool.submit(TASK, policy=Script(commands=("true",)), episode_id=row.episode_id)
+        with pytest.raises(FarmError, match="does not know"):
+            list(pool.as_completed([episode], timeout_seconds=0.1))
+        with pytest.raises(FarmError, match="does not know"):
+            episode.wait(timeout_seconds=0.1)
+        farm.queue.withdraw(job_id(row.episode_id, 1))  # as the worker does that finds its episode over
+        farm.ledger.allocations.absent(row, RECONCILER_TOKEN, running_ms=1000)
+        assert 0 < redis.ttl(Keys.episode(row.episode_id)) <= 30 * DAY, "nobody else keeps it from its end"
 
 
 def test_an_unsettled_sandbox_gets_no_end_with_its_receipt(patient: Farm, redis: Redis) -> None:
