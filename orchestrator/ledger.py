@@ -142,6 +142,8 @@ class Ledger:
             Keys.BUDGET,
             Keys.BATCHES,
             Keys.STEPPED_BACK,
+            Keys.ENDS,
+            Keys.ends(receipt.run_id),
             Keys.transcript(receipt.episode_id),
             *(Keys.mailbox(receipt.episode_id, part) for part in PARTS),
         ]
@@ -159,7 +161,6 @@ class Ledger:
                 json.dumps(counts_of(receipt)),
                 json.dumps(cost_bounds()),
                 Keys.BUDGET_PREFIX,
-                Keys.receipt(""),
                 Keys.allocation(""),
                 ENDED_SECONDS,
             ],
