@@ -10,7 +10,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:episode:<e>          | hash   | its row: fields below                            | ledger, limiter   | open: none (must not be lost); final and settled: as its receipt |
 | farm:open                 | zset   | open episode -> queued at                        | ledger            | empties itself |
 | farm:leases               | zset   | leased episode -> lease ends at                  | ledger            | empties itself |
-| farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention + 1 h, likewise |
+| farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention + 1 h, as its receipt at least |
 | farm:allocations          | zset   | unsettled allocation -> intended at              | ledger            | empties itself |
 | farm:receipt:<e>          | string | the episode's one receipt, JSON                  | commit_receipt    | its writer's retention |
 | farm:receipts             | zset   | episode -> receipt written at                    | commit_receipt    | members trimmed once their receipt is gone |
@@ -43,7 +43,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:mailbox:<e>:results  | hash   | number -> result, of the newest two and the reset | slot              | same |
 | farm:mailbox:<e>:inbox    | list   | numbers to take: wakes the slot                  | pool              | same |
 | farm:mailbox:<e>:outbox   | list   | number:result, wakes the pool                      | slot              | same |
-| farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention, likewise |
+| farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention, as its receipt at least |
 | farm:unresolved           | hash   | kind:id -> what reconcilers could not do, and why | reconciler       | empties itself |
 | farm:reconciled           | string | when a whole round ended last, ms of Redis       | reconciler        | 7 days |
 | farm:reconciler           | string | "name life-in-ms" of the leader                  | reconciler        | 10 s, renewed |
