@@ -286,7 +286,7 @@ class Episode:
         raise InfrastructureLost(receipt.outcome, receipt.detail or "")
 
     def _require_row(self) -> None:
-        if not self._ledger.knows(self.episode_id):
+        if self._ledger.forgotten([self.episode_id]):
             raise FarmError(f"the farm does not know {self.episode_id} (any more): its Redis was emptied, or it is old")
 
     def _require_remote(self) -> None:

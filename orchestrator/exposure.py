@@ -33,11 +33,14 @@ def names_this_host(host: str) -> bool:
 
 def is_host(text: str) -> bool:
     """Whether this is a name or an address, with or without a port, of which an address for a browser can be made."""
-    found = re.fullmatch(r"(?:([a-z0-9]([a-z0-9._-]*[a-z0-9])?)|\[([0-9a-f:.]+)\])(:[0-9]{1,5})?", text.lower())
-    if found is None or found[3] is None:
-        return found is not None
+    found = re.fullmatch(r"(?:([a-z0-9]([a-z0-9._-]*[a-z0-9])?\.?)|\[([0-9a-f:.]+)\])(:[0-9]{1,5})?", text.lower())
+    if found is None:
+        return False
     try:
-        return ipaddress.ip_address(found[3]).version == 6
+        if found[3] is not None:
+            return ipaddress.ip_address(found[3]).version == 6
+        # by the shape of it an address, which no name is allowed to have
+        return not re.fullmatch(r"([0-9]+\.){3}[0-9]+", found[1]) or ipaddress.ip_address(found[1]).version == 4
     except ValueError:
         return False
 

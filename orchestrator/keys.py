@@ -7,14 +7,16 @@ One database per farm, single node (scripts build wake and allocation keys from 
 |---------------------------|--------|--------------------------------------------------|-------------------|------|
 | farm:tag                  | string | the farm's random tag, metadata of its sandboxes | first user        | for ever: identity |
 | farm:token                | string | the newest fencing token                         | take/seize lease  | for ever: must not repeat |
-| farm:episode:<e>          | hash   | its row: fields below                            | ledger, limiter   | open: none (must not be lost); final: retention, as its receipt at least |
+| farm:episode:<e>          | hash   | its row: fields below                            | ledger, limiter   | open: none (must not be lost); final and settled: as its receipt |
 | farm:open                 | zset   | open episode -> queued at                        | ledger            | empties itself |
 | farm:leases               | zset   | leased episode -> lease ends at                  | ledger            | empties itself |
-| farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention + 1 h, likewise |
+| farm:allocation:<a>       | hash   | one sandbox: state, request, id, times, cost     | ledger            | open: none (it may cost money); settled: retention + 1 h, as its receipt at least |
 | farm:allocations          | zset   | unsettled allocation -> intended at              | ledger            | empties itself |
 | farm:receipt:<e>          | string | the episode's one receipt, JSON                  | commit_receipt    | its writer's retention |
 | farm:receipts             | zset   | episode -> receipt written at                    | commit_receipt    | members trimmed once their receipt is gone |
+| farm:ends                 | zset   | the same -> receipt ends at                      | commit_receipt    | members trimmed once it has ended |
 | farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | as its longest receipt; each entry until its own is gone |
+| farm:ends:<run>           | zset   | id of an entry of that -> its receipt ends at    | commit_receipt    | as that stream |
 | farm:budget               | hash   | the farm's limit, spent, reserved (scripts/_money.lua) | limiter, ledger | for ever: configuration, totals |
 | farm:budget:<run>         | hash   | the same of one run                              | limiter, ledger   | 90 days past its last movement |
 | farm:sizes                | hash   | template -> vcpus:memory_mb of its sandboxes     | ledger            | for ever: a field a template |
@@ -41,7 +43,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:mailbox:<e>:results  | hash   | number -> result, of the newest two and the reset | slot              | same |
 | farm:mailbox:<e>:inbox    | list   | numbers to take: wakes the slot                  | pool              | same |
 | farm:mailbox:<e>:outbox   | list   | number:result, wakes the pool                      | slot              | same |
-| farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention, likewise |
+| farm:transcript:<e>       | list   | what the policy did and saw, capped              | slot              | retention, as its receipt at least |
 | farm:unresolved           | hash   | kind:id -> what reconcilers could not do, and why | reconciler       | empties itself |
 | farm:reconciled           | string | when a whole round ended last, ms of Redis       | reconciler        | 7 days |
 | farm:reconciler           | string | "name life-in-ms" of the leader                  | reconciler        | 10 s, renewed |
@@ -68,6 +70,7 @@ PERSISTENT = frozenset(
         "farm:allocation:*",
         "farm:allocations",
         "farm:receipts",
+        "farm:ends",
         "farm:counters",
         "farm:limits",
         "farm:budget",
@@ -100,6 +103,7 @@ class Keys:
     LEASES = FARM + "leases"
     ALLOCATIONS = FARM + "allocations"
     RECEIPTS = FARM + "receipts"
+    ENDS = FARM + "ends"
     COUNTERS = FARM + "counters"
     LIMITS = FARM + "limits"
     BUDGET = FARM + "budget"
@@ -140,6 +144,11 @@ class Keys:
     def finished(run_id: str) -> str:
         """The stream of a run's finished episodes."""
         return f"{FARM}finished:{run_id}"
+
+    @staticmethod
+    def ends(run_id: str) -> str:
+        """When the receipts of a run end, by the entries of its stream."""
+        return f"{FARM}ends:{run_id}"
 
     @staticmethod
     def budget(run_id: str | None) -> str:

@@ -142,6 +142,8 @@ class Ledger:
             Keys.BUDGET,
             Keys.BATCHES,
             Keys.STEPPED_BACK,
+            Keys.ENDS,
+            Keys.ends(receipt.run_id),
             Keys.transcript(receipt.episode_id),
             *(Keys.mailbox(receipt.episode_id, part) for part in PARTS),
         ]
@@ -159,7 +161,6 @@ class Ledger:
                 json.dumps(counts_of(receipt)),
                 json.dumps(cost_bounds()),
                 Keys.BUDGET_PREFIX,
-                Keys.receipt(""),
                 Keys.allocation(""),
                 ENDED_SECONDS,
             ],
@@ -195,17 +196,29 @@ class Ledger:
 
     def knows(self, episode_id: str) -> bool:
         """Whether there is a row or a receipt of this episode."""
-        return bool(self._redis.exists(Keys.episode(episode_id), Keys.receipt(episode_id)))
+        return not self.strangers([episode_id])
+
+    def strangers(self, episode_ids: Iterable[str]) -> list[str]:
+        """Those of these episodes that have neither row nor receipt; a round trip for each thousand."""
+        return [episode for episode, state, receipt in self._standing(episode_ids) if state is None and not receipt]
 
     def forgotten(self, episode_ids: Iterable[str]) -> list[str]:
-        """Those of these episodes that have neither row nor receipt; a round trip for each thousand."""
-        gone = []
+        """Those that have no receipt and never will: strangers, and what ended so long ago that its receipt is gone.
+
+        The row of such a one may still stand for a sandbox that nobody could settle.
+        """
+        over = (None, EpisodeState.FINAL)
+        return [episode for episode, state, receipt in self._standing(episode_ids) if state in over and not receipt]
+
+    def _standing(self, episode_ids: Iterable[str]) -> Iterator[tuple[str, str | None, bool]]:
+        """Each with its row's state and whether there is a receipt, looked at in this order: an end writes both."""
         for some in _in_parts(list(episode_ids)):
             pipeline = self._redis.pipeline(transaction=False)
             for episode in some:
-                pipeline.exists(Keys.episode(episode), Keys.receipt(episode))
-            gone += [episode for episode, found in zip(some, pipeline.execute(), strict=True) if not found]
-        return gone
+                pipeline.hget(Keys.episode(episode), "state")
+                pipeline.exists(Keys.receipt(episode))
+            answers = iter(pipeline.execute())
+            yield from ((episode, next(answers), bool(next(answers))) for episode in some)
 
     def count_lost_job(self, episode_id: str, *, counted: int) -> int:
         """Count that the episode's job vanished before its lease was taken; how often by now.

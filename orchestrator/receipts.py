@@ -19,6 +19,7 @@ from orchestrator.allocations import Allocations
 from orchestrator.errors import FarmError
 from orchestrator.keys import Keys
 from orchestrator.records import Receipt, SettledReceipt
+from orchestrator.scripts import Scripts
 from orchestrator.vocabulary import Outcome
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Receipts:
 
     def __init__(self, redis: Redis, allocations: Allocations) -> None:
         self._redis = redis
+        self._scripts = Scripts(redis)
         self._allocations = allocations
 
     def select(self, wanted: ReceiptFilter, *, limit: int | None = None) -> Iterator[SettledReceipt]:
@@ -73,28 +75,8 @@ class Receipts:
         return bool(self._redis.exists(Keys.finished(run_id)))
 
     def count_of_run(self, run_id: str) -> int:
-        """How many episodes of the run have a receipt; one that expired before an older one counts until that goes."""
-        expired = 0
-        for page in self._oldest_of_run(run_id):
-            pipeline = self._redis.pipeline(transaction=False)
-            for episode in page:
-                pipeline.exists(Keys.receipt(episode))
-            there = pipeline.execute()
-            if any(there):
-                expired += there.index(1)
-                break
-            expired += len(page)
-        return int(self._redis.xlen(Keys.finished(run_id))) - expired
-
-    def _oldest_of_run(self, run_id: str) -> Iterator[list[str]]:
-        """Pages of episode ids from the old end of the run's stream, which only a new receipt of the run trims."""
-        last = "0"
-        while read := cast(
-            "list[tuple[str, list[tuple[str, dict[str, str]]]]]",
-            self._redis.xread({Keys.finished(run_id): last}, count=_PAGE),
-        ):
-            yield [fields["episode"] for _, fields in read[0][1]]
-            last = read[0][1][-1][0]
+        """How many episodes of the run have a receipt now."""
+        return int(self._scripts.run("count_receipts", [Keys.ends(run_id)], []))
 
     def knows_group(self, group_id: str, *, run_id: str | None = None) -> bool:
         """Whether an episode of the group is among the newest 10,000 that ended, or among as many of the run."""

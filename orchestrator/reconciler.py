@@ -195,7 +195,7 @@ class Reconciler:
         """Jobs of our episodes only: another application's may be in the same database, under the same names."""
         taken = {Forget(job, queue.rq.name) for queue in self._queue.siblings() for job in queue.taken()}
         episodes = {one: episode_of_job(one.job_id) for one in taken}
-        strangers = {"", *self._ledger.forgotten(set(episodes.values()) - {""})}
+        strangers = {"", *self._ledger.strangers(set(episodes.values()) - {""})}
         return {one for one, episode in episodes.items() if episode not in strangers}
 
     def _note_pause(self, now: float) -> None:

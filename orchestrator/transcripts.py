@@ -9,6 +9,7 @@ from typing import Any, cast
 from redis import Redis
 
 from orchestrator.keys import Keys
+from orchestrator.scripts import Scripts
 
 _FLUSH_SECONDS = 1.0
 """How long an entry may stay in this process: nothing waits for it, and a reader sees it soon enough."""
@@ -18,7 +19,7 @@ class Transcript:
     """One episode's transcript; past its cap it says so once and keeps no more. Flush it before the receipt."""
 
     def __init__(self, redis: Redis, episode_id: str, *, limit_bytes: int, retention_seconds: int) -> None:
-        self._redis = redis
+        self._scripts = Scripts(redis)
         self._key = Keys.transcript(episode_id)
         self._left = limit_bytes
         self._retention = retention_seconds
@@ -45,10 +46,7 @@ class Transcript:
         """Write what is still here."""
         self._flushed = time.monotonic()
         if self._pending:
-            pipeline = self._redis.pipeline(transaction=True)  # cut in between, it would stay for ever
-            pipeline.rpush(self._key, *self._pending)
-            pipeline.expire(self._key, self._retention)
-            pipeline.execute()
+            self._scripts.run("append_transcript", [self._key], [self._retention, *self._pending])
             self._pending.clear()
 
 

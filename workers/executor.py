@@ -177,8 +177,8 @@ class Executor:
 
     def idle(self) -> None:
         """Call it while nothing is asked: raises when the lease is lost, the trainer gone, the episode cancelled."""
+        self._parts.check()  # before anything is written: the episode may be another's by now
         self._parts.transcript.settle()
-        self._parts.check()
 
     def _raise_if_over(self) -> None:
         if self.receipt is not None:

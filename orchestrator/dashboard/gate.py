@@ -38,6 +38,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+_NAMES = (b"host", b"x-forwarded-host")
 _ASSETS = ("/assets/", "/static/")
 _READ = frozenset({"/", "/theme.css", "/gradio_api/app_id"})
 _ASK = "/gradio_api/run/predict"
@@ -172,11 +173,13 @@ def _shows(authorization: str, token: str) -> bool:
 def _for_gradio(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Without what Gradio would answer other origins by, and without names of this host that it cannot read."""
     kept = [(name, value) for name, value in headers if name not in (b"origin", b"x-gradio-server")]
-    return [(name, value) for name, value in kept if name != b"x-forwarded-host" or _first_is_host(value)]
+    return [(name, value) for name, value in kept if name not in _NAMES or is_host(_first(name, value))]
 
 
-def _first_is_host(value: bytes) -> bool:
-    return is_host(value.decode("latin-1").partition(",")[0].strip())
+def _first(name: bytes, value: bytes) -> str:
+    """Of what several proxies have listed, the name that Gradio takes; a Host header is one name."""
+    text = value.decode("latin-1")
+    return text if name == b"host" else text.partition(",")[0].strip()
 
 
 def answered(body: object, status: int = 200) -> JSONResponse:

@@ -1,7 +1,7 @@
 -- How long what belongs to a receipt is kept. A script whose header says "Needs: lives" is sent with this before it.
 --
--- Processes of one farm may differ in how long they keep receipts. So nobody takes a receipt off a list that is still
--- there, and no key's life is made shorter by whoever writes next.
+-- Processes of one farm may differ in how long they keep receipts. So each receipt's own end is noted beside the lists,
+-- nobody takes one off them that is still there, and no key's life is made shorter by whoever writes next.
 
 local TRIMMED = 20  -- looked at by one commit, which adds one: lists shrink to what is there, and no commit takes long
 
@@ -10,22 +10,21 @@ local function outlive(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, string.format('%.0f', ms)) end
 end
 
--- Take from the old end of the index what has lost its receipt.
-local function trim_index(index, receipt_prefix)
-  for _, episode in ipairs(redis.call('ZRANGE', index, 0, TRIMMED - 1)) do
-    if redis.call('EXISTS', receipt_prefix .. episode) == 1 then return end
+-- Some of what has ended by now, by a list of ends.
+local function ended_of(ends, now) return redis.call('ZRANGEBYSCORE', ends, '-inf', now, 'LIMIT', 0, TRIMMED) end
+
+-- Take from the index what has lost its receipt, wherever it stands there.
+local function trim_index(index, ends, now)
+  for _, episode in ipairs(ended_of(ends, now)) do
     redis.call('ZREM', index, episode)
+    redis.call('ZREM', ends, episode)
   end
 end
 
--- From which id on a run's stream is kept.
-local function first_kept(stream, receipt_prefix)
-  local read = redis.call('XREAD', 'COUNT', TRIMMED, 'STREAMS', stream, '0')
-  local kept = '0'
-  for _, entry in ipairs(read and read[1][2] or {}) do
-    if redis.call('EXISTS', receipt_prefix .. entry[2][2]) == 1 then return entry[1] end
-    local ms, number = string.match(entry[1], '^(%d+)-(%d+)$')
-    kept = ms .. '-' .. string.format('%.0f', number + 1)
+-- The same of a run's stream, by the ids of its entries.
+local function trim_stream(stream, ends, now)
+  for _, entry in ipairs(ended_of(ends, now)) do
+    redis.call('XDEL', stream, entry)
+    redis.call('ZREM', ends, entry)
   end
-  return kept
 end

@@ -3,10 +3,10 @@
 -- KEYS: 1 episode row, 2 open, 3 leases, 4 receipt, 5 receipts, 6 finished stream, 7 counters, 8 permits, 9 waiters,
 --       10 waiters seen, 11 places at the provider, 12 limits, 13 line of creators, 14 when they ask again,
 --       15 the farm's budget, 16 batches in line for permits, 17 who stepped back from that line,
---       18 transcript, 19 and after: the parts of its mailbox
+--       18 when receipts end, 19 when those of the run do, 20 transcript, 21 and after: the parts of its mailbox
 -- ARGV: 1 episode id, 2 token, 3 receipt JSON, 4 outcome, 5 scored (1 or 0), 6 retention seconds, 7 wake key prefix,
 --       8 counters JSON, 9 bounds of an episode's cost, JSON, 10 prefix of a run's budget,
---       11 receipt key prefix, 12 allocation key prefix, 13 life seconds of an ended episode's mailbox
+--       11 allocation key prefix, 12 life seconds of an ended episode's mailbox
 -- Returns: 1 written (also when this very text was written before), 0 not the owner's token or another receipt stands,
 --          -1 a score was asked for while an allocation is unsettled
 local standing = redis.call('GET', KEYS[4])
@@ -18,19 +18,21 @@ local now = now_ms()
 local life = ARGV[6] * 1000
 redis.call('SET', KEYS[4], ARGV[3], 'EX', ARGV[6])
 redis.call('ZADD', KEYS[5], now, ARGV[1])
-trim_index(KEYS[5], ARGV[11])
+redis.call('ZADD', KEYS[18], now + life, ARGV[1])
+trim_index(KEYS[5], KEYS[18], now)
 -- who settled its sandboxes may keep things for a shorter time than who writes the receipt that names them
-outlive(KEYS[18], life)
+outlive(KEYS[20], life)
 for name in string.gmatch(redis.call('HGET', KEYS[1], 'allocations'), '[^,]+') do
-  if redis.call('PTTL', ARGV[12] .. name) >= 0 then outlive(ARGV[12] .. name, life) end
+  if redis.call('PTTL', ARGV[11] .. name) >= 0 then outlive(ARGV[11] .. name, life) end
 end
 redis.call('HSET', KEYS[1], 'state', 'final', 'outcome', ARGV[4], 'finished_at', now)
-for part = 19, #KEYS do redis.call('EXPIRE', KEYS[part], ARGV[13]) end
+for part = 21, #KEYS do redis.call('EXPIRE', KEYS[part], ARGV[12]) end
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('ZREM', KEYS[3], ARGV[1])
--- exactly, not '~': that trims whole nodes only, and a run longer than the retention would keep what has gone
-redis.call('XADD', KEYS[6], 'MINID', '=', first_kept(KEYS[6], ARGV[11]), '*', 'episode', ARGV[1])
+redis.call('ZADD', KEYS[19], now + life, redis.call('XADD', KEYS[6], '*', 'episode', ARGV[1]))
+trim_stream(KEYS[6], KEYS[19], now)
 outlive(KEYS[6], life)
+outlive(KEYS[19], life)
 redis.call('HINCRBY', KEYS[7], 'episodes:' .. ARGV[4], 1)
 for name, value in pairs(cjson.decode(ARGV[8])) do redis.call('HINCRBY', KEYS[7], name, value) end
 local moved = redis.call('ZREM', KEYS[9], ARGV[1])  -- a waiter that died may have had the wake

@@ -6,7 +6,7 @@
 --       7 places at the provider, 8 limits, 9 line of creators, 10 when they ask again, 11 the farm's budget,
 --       12 batches in line for permits, 13 receipt
 -- ARGV: 1 token, 2 allocation id, 3 episode id, 4 next state, 5 allowed from (comma-separated), 6 settled (1 or 0),
---       7 retention seconds, 8 wake key prefix, 9 fields JSON, 10 counters JSON,
+--       7 retention seconds where no receipt stands, 8 wake key prefix, 9 fields JSON, 10 counters JSON,
 --       11 cost in pico-dollars, 12 bounds of an episode's cost, JSON, 13 prefix of a run's budget,
 --       14 retention seconds of the allocation row
 --       (the token '*' is the reconciler's for episodes that are over: with their receipt, or with no row any more)
@@ -44,7 +44,8 @@ if ARGV[6] == '1' then
   if final and left <= 0 then
     if known then
       observe_cost(KEYS[1], KEYS[4], ARGV[12])
-      outlive(KEYS[1], math.max(ARGV[7] * 1000, of_receipt))
+      -- as its receipt, to the millisecond: whoever waits would wait for a receipt that is gone
+      redis.call('PEXPIRE', KEYS[1], string.format('%.0f', of_receipt >= 0 and of_receipt or ARGV[7] * 1000))
       release_money(KEYS[1], KEYS[11], ARGV[13])
     end
     if free_permit(ARGV[3], KEYS[5], KEYS[7], KEYS[8], KEYS[9], KEYS[10], ARGV[8]) == 1 then

@@ -167,6 +167,22 @@ def test_no_other_origin_may_read_and_the_browser_may_load_from_none(farm: Farm)
             assert browser.get(path).headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.parametrize("name", ["Host", "X-Forwarded-Host"])
+def test_a_name_that_is_none_is_as_if_it_were_not_there(farm: Farm, name: str) -> None:
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        root = httpx.URL(f"http://{request.headers.get('x-forwarded-host') or request.url.netloc}")  # as Gradio does
+        await PlainTextResponse(str(root))(scope, receive, send)
+
+    with site(farm, token="secret", page=page) as browser:
+        told = {"Authorization": "Bearer secret"}
+        here = f"http://127.0.0.1:{browser.base_url.port}"
+        for nonsense in ("256.1.1.1", "1.2.3.4444:80", "[::1"):
+            answer = browser.get("/dashboard/", headers={**told, name: nonsense})
+            assert (answer.status_code, answer.text) == (200, here), nonsense
+        assert browser.get("/dashboard/", headers={**told, name: "farm.example.:81"}).text == "http://farm.example.:81"
+
+
 def test_a_token_guards_page_and_json_and_comes_as_bearer_or_as_password(farm: Farm) -> None:
     def basic(text: str) -> dict[str, str]:
         return {"Authorization": "Basic " + base64.b64encode(text.encode()).decode()}

@@ -113,6 +113,12 @@ def test_rules_dashboards_and_texts_speak_of_metrics_that_exist(exported: set[st
         assert metrics_in(path.read_text()) <= families, path
 
 
+def test_what_counts_up_is_looked_at_only_where_its_orchestrators_are_taken_together() -> None:
+    """A series of one orchestrator alone has seen but a part of a window in which that one was replaced."""
+    for path in (*RULES, *dashboards.DASHBOARDS):
+        assert re.findall(r"(?:rate|increase|delta)\(\s*(farm_\w+)", path.read_text()) == [], path.name
+
+
 def test_each_metric_is_on_a_dashboard(exported: set[str]) -> None:
     shown = metrics_in("".join(path.read_text() for path in (*RULES, *dashboards.DASHBOARDS)))
     parts = ("_bucket", "_count", "_sum", "_created")

@@ -282,7 +282,8 @@ def test_a_final_row_stays_until_its_last_allocation_is_settled(farm: Farm, redi
 
 
 def test_old_receipts_leave_the_list_at_retention(farm: Farm, redis: Redis) -> None:
-    redis.zadd(Keys.RECEIPTS, {"e-of-last-year": 1})
+    for key in (Keys.RECEIPTS, Keys.ENDS):
+        redis.zadd(key, {"e-of-last-year": 1})
     spec, lease = leased(farm)
     farm.ledger.commit(a_receipt(spec), lease.token)
     assert redis.zrange(Keys.RECEIPTS, 0, -1) == [spec.episode_id]

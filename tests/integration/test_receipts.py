@@ -83,6 +83,7 @@ def test_a_run_longer_than_the_retention_counts_what_has_its_receipt(redis_url: 
         for ago in (3600, 61, 50):
             written = (int(farm.ledger.now()) - ago) * 1000
             redis.xadd(Keys.finished("run-test"), {"episode": f"e-{ago}"}, id=f"{written}-1")
+            redis.zadd(Keys.ends("run-test"), {f"{written}-1": written + 60_000})
         redis.set(Keys.receipt("e-50"), "{}", ex=10)
         ended(farm)
         assert redis.xlen(Keys.finished("run-test")) == reader(farm).count_of_run("run-test") == 2

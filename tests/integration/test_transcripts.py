@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from redis import Redis
-from redis.exceptions import RedisError
 
 from orchestrator.dashboard.episode import episode_page
 from orchestrator.dashboard.lookout import Lookout
+from orchestrator.errors import LeaseLost
 from orchestrator.keys import Keys
+from orchestrator.settings import Budgets
 from orchestrator.transcripts import Transcript, read_transcript
 from orchestrator.vocabulary import Outcome
+from tests.support.bare_farm import a_spec
 from tests.support.farm import open_field
 from tests.support.ground import Ground
 from tests.support.policies import script
+from workers.executor import Executor, Parts
 
 pytest_plugins = ["tests.support.farm"]
 
@@ -42,19 +47,32 @@ def test_past_its_cap_it_says_so_once_and_keeps_no_more(redis: Redis) -> None:
     assert kept <= 1000 + len('{"role": "notice", "text": "transcript cut at its cap"}')
 
 
-def test_a_flush_that_fails_half_way_leaves_no_key_without_its_time_to_live(redis: Redis) -> None:
-    """A user without EXPIRE stands for a connection that breaks between the two commands."""
-    redis.acl_setuser("half", enabled=True, nopass=True, keys="*", commands=["+@all", "-expire"])
-    options = redis.connection_pool.connection_kwargs
-    try:
-        with Redis(unix_socket_path=options["path"], username="half", password="-", db=options["db"]) as half:
-            transcript = Transcript(half, "e-1", limit_bytes=10_000, retention_seconds=100)
-            transcript.add("terminal", "ls")
-            with pytest.raises(RedisError, match=r"(?i)permission"):
-                transcript.flush()
-        assert not redis.exists(Keys.transcript("e-1"))
-    finally:
-        redis.acl_deluser("half")
+def test_a_late_flush_keeps_what_a_longer_retention_was_given(redis: Redis) -> None:
+    """Its slot stood still, and another process has written the receipt meanwhile."""
+    transcript = Transcript(redis, "e-1", limit_bytes=10_000, retention_seconds=100)
+    for life, kept in ((1000, 1000), (10, 100)):
+        transcript.add("terminal", "ls")
+        transcript.flush()
+        redis.expire(Keys.transcript("e-1"), life)
+        transcript.add("terminal", "late")
+        transcript.flush()
+        assert kept - 5 <= redis.ttl(Keys.transcript("e-1")) <= kept
+    assert len(read_transcript(redis, "e-1")) == 4
+
+
+def test_an_idle_slot_looks_at_its_lease_before_it_writes(redis: Redis) -> None:
+    class Settling(Transcript):
+        def settle(self) -> None:
+            raise AssertionError("written for an episode that may be another's")
+
+    def check() -> None:
+        raise LeaseLost("the lease is lost")
+
+    none: Any = None
+    transcript = Settling(redis, "e-1", limit_bytes=1000, retention_seconds=100)
+    parts = Parts(none, none, none, none, none, transcript, "tag", "worker-1", check, none)
+    with pytest.raises(LeaseLost):
+        Executor(a_spec("e-1"), none, Budgets(), parts, none).idle()
 
 
 def test_a_cap_of_zero_keeps_nothing(redis: Redis) -> None:

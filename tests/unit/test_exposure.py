@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import httpx
 import pytest
 
 from orchestrator.errors import SettingsError
@@ -33,13 +36,64 @@ def test_nothing_else_shows_it(shown: str) -> None:
     assert not shows_token(shown, "s3cret")
 
 
-@pytest.mark.parametrize("host", ["farm.example", "farm.example:443", "10.0.0.7:9400", "[::1]", "[::1]:9400", "a_b"])
+@pytest.mark.parametrize(
+    "host", ["farm.example", "farm.example:443", "10.0.0.7:9400", "[::1]", "[::1]:9400", "a_b", "a.", "1.2.3"]
+)
 def test_a_host_is_a_name_or_an_address_with_or_without_a_port(host: str) -> None:
     assert is_host(host)
 
 
 @pytest.mark.parametrize(
-    "host", ["", "[", "[::1", "::1", "a:b:c", "127.0.0.1:abc", "[::::]", "[1.2.3.4]", "\xe9", "a b", "a/b", "a:", "u@a"]
+    "host",
+    [
+        "",
+        "[",
+        "[::1",
+        "::1",
+        "a:b:c",
+        "127.0.0.1:abc",
+        "[::::]",
+        "[1.2.3.4]",
+        "\xe9",
+        "a b",
+        "a/b",
+        "a:",
+        "u@a",
+        "256.1.1.1",
+        "1.2.3.04:80",
+    ],
 )
 def test_what_no_address_can_be_made_of_is_no_host(host: str) -> None:
     assert not is_host(host)
+
+
+def test_of_every_host_an_address_can_be_made() -> None:
+    """In the way that Gradio makes it, which fails where it cannot."""
+    parts = (
+        "",
+        ".",
+        "-",
+        "_",
+        "a",
+        "xn--",
+        "xn--a",
+        "0",
+        "1",
+        "256",
+        "0x7f",
+        "999999999999",
+        "1.2.3",
+        "a" * 300,
+        "[",
+        "::",
+        "]",
+    )
+    tried = [
+        first + between + last + port
+        for first, between, last in product(parts, parts, parts)
+        for port in ("", ":99999")
+    ]
+    hosts = [host for host in tried if is_host(host)]
+    assert len(hosts) > 1000
+    for host in hosts:
+        assert str(httpx.URL(f"http://{host}/").copy_with(query=None)), host

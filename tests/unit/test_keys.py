@@ -29,6 +29,7 @@ BUILT = [
     Keys.allocation("a"),
     Keys.receipt("e"),
     Keys.finished("run"),
+    Keys.ends("run"),
     Keys.budget("run"),
     Keys.wake("e"),
     Keys.creation("c"),
