@@ -9,8 +9,8 @@ episode is enqueued, and ends as a whole when one of them gets none all the same
 never becomes a score, also when TRL showed it to the model as text; closing ends every episode begun here, also those
 of environments that nobody holds any more.
 
-TRL's GRPOTrainer takes `RemoteEpisodes` as well, one call after another; then say `batch_size`, the most of a
-generation (per_device_train_batch_size times steps_per_generation), or nothing is reserved.
+TRL's GRPOTrainer takes `RemoteEpisodes` too, one call after another; then say `batch_size`, the most of a generation in
+training or evaluation (per_device_eval_batch_size is 8 by default): without it nothing is reserved, with less it waits.
 """
 
 from __future__ import annotations

@@ -45,8 +45,13 @@ class Options(BaseModel):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:
-        """Of whatever has them among others."""
-        return cls.model_construct(**{name: values[name] for name in cls.model_fields})
+        """Of whatever has them among others; raises SettingsError for what could not be read back."""
+        try:
+            return cls.model_validate({name: values[name] for name in cls.model_fields})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = ".".join(map(str, first["loc"]))
+            raise SettingsError(f"{name}: {first['msg']}, got {first['input']!r}") from None
 
 
 class KeptPlan(BaseModel):

@@ -230,10 +230,10 @@ def test_a_sandbox_crashes_at_its_time_or_after_its_commands(service: LocalServi
 
 
 def test_cleared_faults_kill_nobody(service: LocalService, faults: ServiceFaults) -> None:
-    faults.set(dies_after_seconds=0.3)
+    faults.set(dies_after_seconds=1.5)
     box = service.create()
     faults.clear()
-    box.commands.run("sleep 0.5")
+    box.commands.run("sleep 1.7")
     assert box.is_running()
     assert box.kill()
 

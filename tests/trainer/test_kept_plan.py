@@ -145,3 +145,9 @@ def test_a_plan_is_read_as_it_was_kept_and_holds_nothing_of_the_tasks(tmp_path: 
     written = json.loads((tmp_path / "plan.json").read_text())
     assert written["task_names"] == ["weekly-sales", str(Path("tasks.jsonl").absolute())]
     assert written["tasks"] == [[task.id, task.digest()] for task in TASKS]
+
+
+def test_what_could_not_be_read_back_is_refused_before_it_is_written() -> None:
+    given = {"max_steps": 1, "completions": 2, "batch_size": 2, "max_completion_length": 9, "on_abort": "raise"}
+    with pytest.raises(SettingsError, match=r"learning_rate.*finite"):
+        Options.of({**given, "save_steps": 1, "seed": 0, "learning_rate": float("inf")})

@@ -8,8 +8,12 @@ be run, scored and trained on. It is the text that is looked at, so the tokenize
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from itertools import takewhile
 from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
 
 from orchestrator.errors import SettingsError
 from trainer.answers import arguments_of
@@ -23,6 +27,11 @@ _TELLING = (
     "cat > a.py <<'E'\nx = {'a': [1, \"two\"]}\nE",
     "echo été 世界 🙂 <b>&amp;</b>",
 )
+
+_TYPED: dict[str, Any] = (
+    {"tools": list(TOOLS)} if "tools" in signature(PreTrainedTokenizerBase.parse_response).parameters else {}
+)
+"""As TRL asks a parser: the tools' schemas type the arguments since transformers 5.15."""
 
 _SHOWN_CHARACTERS = 160
 
@@ -53,17 +62,20 @@ def _read_back(tokenizer: Any, tool: str, given: Mapping[str, str]) -> list[tupl
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(whole, prompt, strict=False)))
     said = whole[alike:]  # a prompt may begin a thought that is not in `whole`
     try:
-        parsed = tokenizer.parse_response(said, prefix=prompt, tools=list(TOOLS))
+        parsed = tokenizer.parse_response(said, prefix=prompt, **_TYPED)
+    except ValueError:
+        return []  # what TRL takes for an answer without calls
+    try:
         functions = [it["function"] for it in parsed.get("tool_calls") or []]
         return [(it["name"], _stripped(arguments_of(it["arguments"]))) for it in functions]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return []  # what TRL takes for an answer without calls
+    except (TypeError, KeyError, AttributeError):
+        return []  # no call either
 
 
 def _rendered(tokenizer: Any, messages: list[dict[str, Any]], *, answer: bool = False) -> str:
     try:
         return str(tokenizer.apply_chat_template(messages, add_generation_prompt=answer, tokenize=False))
-    except TypeError as error:  # as of DeepSeek-V3's: it takes arguments for text, and TRL gives it an object
+    except (TypeError, TemplateError) as error:  # DeepSeek-V3's takes arguments for text; TRL gives it an object
         raise SettingsError(f"this chat template cannot render a tool call ({error}); use another model") from None
 
 
