@@ -10,7 +10,8 @@ never becomes a score, also when TRL showed it to the model as text; closing end
 of environments that nobody holds any more.
 
 TRL's GRPOTrainer takes `RemoteEpisodes` too, one call after another; then say `batch_size`, the most of a generation in
-training or evaluation (per_device_eval_batch_size is 8 by default): without it nothing is reserved, with less it waits.
+training or evaluation (per_device_eval_batch_size is 8 by default): without it nothing is reserved, and a generation of
+more is refused where its batches cannot be live beside each other.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ from orchestrator.errors import (
 from orchestrator.pool import Pool, Reservation
 from orchestrator.tasks import Task, TaskError, parse_task
 from orchestrator.vocabulary import EpisodeState, Outcome
+from trainer.batches import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class RemoteEpisode:
             raise FarmError("there is no episode yet: reset comes first")
         if self._closed:
             raise EpisodeClosed("the episode is closed")
+        self._episodes._resets_done()
         try:
             return call(self._episode)
         except CommandRefused:
@@ -135,6 +137,7 @@ class RemoteEpisode:
             return
         if self._episode is None:
             raise FarmError("there is no episode to score: reset comes first")
+        self._episodes._resets_done()
         try:
             self._reward = self._episode.reward()
         except FarmError as error:
@@ -157,20 +160,6 @@ class RemoteEpisode:
         """Ask for the end of what still runs."""
         if self._episode is not None and self._reward is None:
             self._episode.cancel()
-
-
-@dataclass
-class _Batch:
-    """The resets that belong together."""
-
-    size: int
-    reserve: Callable[[int], Reservation] | None
-    group_of: Callable[[int], str | None] = field(default=lambda row: None)
-    reservation: Reservation | None = None
-    watch: threading.Timer | None = None
-    over: bool = False
-    """One of its episodes found no place, so the others were ended."""
-    episodes: list[Episode] = field(default_factory=list)
 
 
 class RemoteEpisodes:
@@ -203,7 +192,7 @@ class RemoteEpisodes:
         self._wait_seconds = wait_seconds
         self._start_seconds = start_seconds or pool.settings.budgets.reserved_admission_seconds
         self._made: list[RemoteEpisode] = []
-        self._batch: _Batch | None = None
+        self._batch: Batch | None = None
         self._batches = 0
         self._most_reserved = 0
         """The largest batch that had its places, or could have had them: so many were there once."""
@@ -241,7 +230,7 @@ class RemoteEpisodes:
         def group_of(row: int) -> str:
             return f"{run[:40]}-b{number}-g{(first_row + row) // group_size}"
 
-        self._batch = _Batch(size, reserve or self.reserve, group_of)
+        self._batch = Batch(size, reserve or self.reserve, group_of)
         try:
             yield
         except BaseException:
@@ -326,28 +315,38 @@ class RemoteEpisodes:
         self.pool.forget(episode)
         self._given_up.pop(episode.episode_id, None)
 
-    def _batch_after(self, before: Episode | None) -> _Batch | None:
+    def _batch_after(self, before: Episode | None) -> Batch | None:
         """Of an environment's next episode; a batch that is full, or has its last one, is another generation's."""
         batch = self._batch
-        over = batch is None or len(batch.episodes) >= batch.size or before in batch.episodes
-        if self._batch_size is not None and over:
+        if self._batch_size is not None and (batch is None or not batch.takes(before)):
             self._end_batch()
-            self._batch = _Batch(self._batch_size, self.reserve)
+            self._batch = Batch(self._batch_size, self.reserve)
+            if batch is not None and batch.goes_on(before):
+                self._batch.beside = batch.beside + len(batch.episodes)
+                self._refuse_never_live(self._batch)
         return self._batch
+
+    def _refuse_never_live(self, batch: Batch) -> None:
+        """Who would end the episodes beside this batch waits for its places: see that there are enough for all."""
+        try:
+            self.refuse_too_many(batch.beside + batch.size)
+        except NeverFits as error:
+            raise NeverFits(
+                f"a generation has more than batch_size={batch.size} episodes: give RemoteEpisodes the most of one, "
+                "the larger of per_device_train_batch_size * steps_per_generation and per_device_eval_batch_size (8 by "
+                f"default); {error}"
+            ) from None
+
+    def _resets_done(self) -> None:
+        if self._batch is not None:
+            self._batch.used = True
 
     def _end_batch(self) -> None:
         batch, self._batch = self._batch, None
-        if batch is None:
-            return
-        if batch.watch is not None:
-            batch.watch.cancel()
-        if batch.reservation is not None:
-            try:
-                batch.reservation.release()
-            except RedisUnavailable as error:
-                logger.error("reservation not given back, it expires by itself: %s", error)
+        if batch is not None:
+            batch.end()
 
-    def _give_up_unstarted(self, batch: _Batch) -> None:
+    def _give_up_unstarted(self, batch: Batch) -> None:
         """End what no worker took: its trainer would wait for ever."""
         why = "no worker took it in time; see that workers run: rollout-farm status"
         self._give_up(batch, why, lambda state: state is EpisodeState.QUEUED)
@@ -363,7 +362,7 @@ class RemoteEpisodes:
                 why = f"its batch could not be live at once: {detail}"
                 self._give_up(batch, why, lambda state: state is not EpisodeState.FINAL)
 
-    def _give_up(self, batch: _Batch, why: str, wanted: Callable[[EpisodeState], bool]) -> None:
+    def _give_up(self, batch: Batch, why: str, wanted: Callable[[EpisodeState], bool]) -> None:
         for episode in batch.episodes:
             try:
                 state = redis_border(self.pool.ledger.state)(episode.episode_id)

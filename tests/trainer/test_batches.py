@@ -162,6 +162,49 @@ def test_a_generation_of_fewer_episodes_leaves_the_next_one_whole(
     assert len(pool.asked) == 6
 
 
+def test_a_generation_larger_than_its_batches_never_waits_for_its_own_places(
+    farm: Farm, pool: AskedPool, slots: list[TinySlot]
+) -> None:
+    """As TRL's own trainer resets an evaluation of more rows than `batch_size`: all of them before any acts."""
+    with RemoteEpisodes(pool, batch_size=2) as episodes:
+        made = [episodes() for _ in range(3)]
+        for environment in made[:2]:
+            environment.reset(task=ROW)
+        with pytest.raises(NeverFits, match=r"more than batch_size=2 .*per_device_eval_batch_size.*a batch of 4"):
+            made[2].reset(task=ROW)
+        assert max(pool.asked) > 0, "the first batch may wait for others' places"
+        assert pool.asked[-1] == 0.0, "the second may not wait for the first"
+        made[0].terminal("ls")
+
+
+@pytest.mark.parametrize("acts", ["terminal", "get_reward"])
+def test_fresh_environments_after_a_batch_that_acted_are_another_generation(
+    farm: Farm, pool: AskedPool, slots: list[TinySlot], acts: str
+) -> None:
+    with RemoteEpisodes(pool, batch_size=2) as episodes:
+        for _ in range(2):
+            made = [episodes() for _ in range(2)]
+            for environment in made:
+                environment.reset(task=ROW)
+            for environment in made:
+                getattr(environment, acts)(*["ls"] * (acts == "terminal"))
+            for environment in made:
+                environment.get_reward()
+
+
+def test_a_larger_generation_that_fits_takes_its_places_batch_by_batch(
+    farm: Farm, pool: AskedPool, slots: list[TinySlot]
+) -> None:
+    with RemoteEpisodes(pool, batch_size=1) as episodes:
+        made = [episodes() for _ in range(4)]
+        for environment in made[:3]:
+            environment.reset(task=ROW)
+        with pytest.raises(NeverFits, match="a batch of 4"):
+            made[3].reset(task=ROW)
+        for environment in made[:3]:
+            assert environment.terminal("ls") == "ran ls"
+
+
 class Refusing(Episode):
     """An episode whose end is refused, such as one that was seized while it was ended."""
 
