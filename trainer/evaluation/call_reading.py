@@ -28,9 +28,12 @@ _TELLING = (
     "echo été 世界 🙂 <b>&amp;</b>",
 )
 
-_TYPED: dict[str, Any] = (
-    {"tools": list(TOOLS)} if "tools" in signature(PreTrainedTokenizerBase.parse_response).parameters else {}
-)
+_ASKED = signature(PreTrainedTokenizerBase.parse_response).parameters
+
+_READS_TEMPLATES = "prefix" in _ASKED
+"""Since transformers 5.13. Before, TRL asks with a `response_schema`, which is not looked at here."""
+
+_TYPED: dict[str, Any] = {"tools": list(TOOLS)} if "tools" in _ASKED else {}
 """As TRL asks a parser: the tools' schemas type the arguments since transformers 5.15."""
 
 _SHOWN_CHARACTERS = 160
@@ -41,7 +44,9 @@ def refuse_misread_calls(tokenizer: Any, name: str) -> None:
 
     A tokenizer without template or parser is left to who needs them.
     """
-    if not getattr(tokenizer, "chat_template", None) or getattr(tokenizer, "response_template", None) is None:
+    if not _READS_TEMPLATES or not getattr(tokenizer, "chat_template", None):
+        return
+    if getattr(tokenizer, "response_template", None) is None:
         return
     for tool, given in [("submit", {}), *(("terminal", {"command": command}) for command in _TELLING)]:
         if (read := _read_back(tokenizer, tool, given)) != [(tool, given)]:
