@@ -50,7 +50,8 @@ One database per farm, single node (scripts build wake and allocation keys from 
 
 Fields of an episode's row: state, spec, job, attempt, run, group, trainer, queue, template, queued_at; once it is leased
 token, owner, started_at, lease_ms; allocations (ids), unsettled (how many); cancel (its end was asked for), lost_jobs (how
-often its job vanished), cost_picousd and cost_counted (its settled sandboxes, scripts/_costs.lua); policy_seconds,
+often its job vanished), cost_picousd and cost_counted (its settled sandboxes, scripts/_costs.lua); batch, together_ms (the
+reservation that it came with, and how long it may be queued while others of that run); policy_seconds,
 verifier_seconds, reserved_policy, reserved_verifier, size, too_large, rates, unfunded_at (its money, scripts/_money.lua);
 arrived_at (when it first had to wait for a permit, and its place in that line ever after), left_at and away_ms (when it
 went back to the queue, and how long it has been there since it arrived); in the end outcome, finished_at.

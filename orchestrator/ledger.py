@@ -75,6 +75,8 @@ class Ledger:
             self._queue,
             spec.template,
             *(spec.budgets.longest_seconds(role) for role in Role),
+            spec.reservation_id or "",
+            _ms(spec.budgets.together_seconds),
         ]
         return bool(self._scripts.run("open_episode", keys, args))
 
@@ -292,11 +294,11 @@ class Ledger:
         return seconds + micros / 1_000_000
 
 
-_IN_SHORT = ["state", "job", "run", "group", "trainer", "cancel", "queue", "lost_jobs"]
+_IN_SHORT = ["state", "job", "run", "group", "trainer", "cancel", "queue", "lost_jobs", "batch", "together_ms"]
 
 
 def _in_short(episode_id: str, state: str, job: str, *rest: str | None) -> OpenEpisode:
-    run, group, trainer, cancel, queue, lost = rest
+    run, group, trainer, cancel, queue, lost, batch, together = rest
     return OpenEpisode(
         episode_id,
         EpisodeState(state),
@@ -307,6 +309,8 @@ def _in_short(episode_id: str, state: str, job: str, *rest: str | None) -> OpenE
         bool(cancel),
         queue or "",
         int(lost or 0),
+        batch or "",
+        int(together or 0) / 1000,
     )
 
 

@@ -281,11 +281,12 @@ class Limiter:
         life_seconds: float,
         wait_seconds: float = 0.0,
         patience_seconds: float = _PATIENCE_SECONDS,
+        slots_elsewhere: int = 0,
     ) -> bool:
         """Reserve `count` places at once or none, waiting in line for them; False when they were not free in time.
 
-        An episode that stepped back keeps its place before the batch for `patience_seconds` at most. Raises
-        NeverFits when so many can never be live together.
+        An episode that stepped back keeps its place before the batch for `patience_seconds` at most. Of the live
+        slots, `slots_elsewhere` take no job of it. Raises NeverFits when so many can never be live together.
         """
         ends, name = time.monotonic() + wait_seconds, _in_line(reservation_id, count)
         with self._leaving(name):
@@ -297,6 +298,7 @@ class Limiter:
                     life_seconds=life_seconds,
                     stays=left > 0,
                     patience_seconds=patience_seconds,
+                    slots_elsewhere=slots_elsewhere,
                 ):
                     return True
                 if left <= 0:
@@ -311,6 +313,7 @@ class Limiter:
         life_seconds: float,
         stays: bool,
         patience_seconds: float = _PATIENCE_SECONDS,
+        slots_elsewhere: int = 0,
     ) -> bool:
         """Ask once for a batch's places: the step that `reserve` repeats; one that `stays` keeps its place in line."""
         name = _in_line(reservation_id, count)
@@ -327,6 +330,7 @@ class Limiter:
         ]
         args: list[str | int | float] = [self._defaults.concurrency_limit, reservation_id, count]
         args += [int(life_seconds * 1000), int(stays), name, Keys.WAKE_PREFIX, int(patience_seconds * 1000)]
+        args += [slots_elsewhere]
         fits, slots, configured = self._scripts.run("reserve_batch", keys, args)
         if not fits and (slots < count or configured < count):
             raise NeverFits(_never_fits(count, slots, configured))
@@ -336,6 +340,10 @@ class Limiter:
         """Take those whose process is gone out of the line of creations; how many there were."""
         keys = [Keys.LIMITS, Keys.CREATORS, Keys.CREATORS_DUE]
         return int(self._scripts.run("drop_creators", keys, [Keys.WAKE_PREFIX]))
+
+    def renew_reservation(self, reservation_id: str) -> bool:
+        """Let a reservation last for its whole life from now on; False when nothing is left of it."""
+        return bool(self._scripts.run("renew_reservation", [Keys.RESERVATIONS], [reservation_id]))
 
     def release_reservation(self, reservation_id: str) -> None:
         """Give back what is left of a reservation, and wake whoever is first in line."""

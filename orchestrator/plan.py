@@ -29,7 +29,7 @@ class Enqueue:
 
 @dataclass(frozen=True)
 class End:
-    """End a queued episode that nobody wants any more: its trainer is gone, or its end was asked for."""
+    """End a queued episode: its trainer is gone, its end was asked for, or its batch runs without it."""
 
     episode_id: str
     outcome: Outcome
@@ -82,6 +82,8 @@ class Snapshot:
     """Job id of a queued row -> for how long it has been neither waiting nor known to have been taken."""
     unsettled: Sequence[Allocation]
     """Read before `open`, so that an episode of these that is not open has ended."""
+    apart_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Queued episode of a reserved batch -> for how long others of it have been seen to run meanwhile."""
     taken_seconds: Mapping[Forget, float] = field(default_factory=dict)
     """For how long a job that RQ calls taken has been seen without an open row that names it."""
     lost_trainers: frozenset[str] = frozenset()
@@ -119,9 +121,17 @@ def _about(row: OpenEpisode, view: Snapshot, *, trusted: bool) -> Repair | None:
         return End(row.episode_id, Outcome.CANCELLED)
     if trusted and row.trainer_id and row.trainer_id in view.lost_trainers:
         return End(row.episode_id, Outcome.TRAINER_LOST)
+    if trusted and row.batch and view.apart_seconds.get(row.episode_id, 0.0) >= row.together_seconds:
+        return End(row.episode_id, Outcome.ADMISSION_TIMEOUT)  # the others' windows run while they wait for it
     # a slot that popped the job just before an outage of Redis takes its lease when that is over
     suspected = view.suspected_seconds.get(row.job_id, 0.0) >= SUSPECT_SECONDS
     return Enqueue(row.episode_id, row.lost_jobs) if trusted and suspected else None
+
+
+def apart(rows: Sequence[OpenEpisode]) -> set[str]:
+    """Queued episodes of reserved batches of which others run."""
+    running = {row.batch for row in rows if row.batch and row.state is EpisodeState.RUNNING}
+    return {row.episode_id for row in rows if row.batch in running and row.state is EpisodeState.QUEUED}
 
 
 def _orphans(view: Snapshot) -> list[Repair]:

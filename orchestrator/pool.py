@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from types import TracebackType
 
@@ -112,8 +112,10 @@ class Pool:
 
     @redis_border
     def capacity(self) -> Capacity:
-        """What could be admitted now."""
-        return self._limiter.capacity()
+        """What could be admitted now; live slots are those that take this pool's jobs (`FARM_QUEUE`)."""
+        found = self._limiter.capacity()
+        elsewhere = self._presence.slots_elsewhere(self.settings.queue)
+        return replace(found, live_slots=max(0, found.live_slots - elsewhere))
 
     @redis_border
     def balance(self) -> Balance:
@@ -161,6 +163,7 @@ class Pool:
             life_seconds=budgets.reserved_admission_seconds,
             wait_seconds=wait_seconds,
             patience_seconds=budgets.admission_seconds,
+            slots_elsewhere=self._presence.slots_elsewhere(self.settings.queue),
         ):
             free, line = self.capacity(), self._limiter.read()
             raise PlacesTaken(
@@ -185,7 +188,8 @@ class Pool:
         """Enqueue one episode: with a policy it runs by itself, without one it is driven from here.
 
         The same `episode_id` again is the same episode, as it was first submitted. Raises FarmError for what the schema
-        refuses.
+        refuses, PlacesTaken for a reservation that is over: places are kept for reserved_admission_seconds after the
+        last submission.
         """
         require_kind("episode_id", episode_id, str, "one of your own, or leave it out for a new one")
         require_kind("reservation", reservation, Reservation, "what Pool.reserve returned")
@@ -210,6 +214,8 @@ class Pool:
             )
         except ValidationError as error:
             raise FarmError(f"this episode cannot be: {_problems(error)}") from None
+        if reservation is not None:
+            self._renew(reservation, spec.episode_id)
         if drive is Drive.REMOTE:
             self._beat()
         if not self.ledger.open(spec) and (row := self.ledger.row(spec.episode_id)) is not None:
@@ -315,6 +321,15 @@ class Pool:
     def _require_known(self, episodes: Iterable[str]) -> None:
         if gone := self.ledger.forgotten(episodes):
             raise FarmError(f"the farm does not know {gone[0]} (any more): its Redis was emptied, or it is old")
+
+    def _renew(self, reservation: Reservation, episode_id: str) -> None:
+        """Without its place an episode would wait in line while the others of its batch wait for it."""
+        if not self._limiter.renew_reservation(reservation.reservation_id) and self.ledger.row(episode_id) is None:
+            kept = self.settings.budgets.reserved_admission_seconds
+            raise PlacesTaken(
+                f"nothing is left of this reservation of {reservation.count}: all its places are drawn, it was given "
+                f"back, or nobody submitted for {kept:g} s; reserve again, right before the episodes are submitted"
+            )
 
     def _beat(self) -> None:
         with self._beginning:  # several threads may submit their first episode at once

@@ -23,7 +23,7 @@ from orchestrator.errors import FarmError, LeaseLost, ProviderError
 from orchestrator.ledger import Ledger
 from orchestrator.limiter import Limiter
 from orchestrator.pacing import PacedProvider
-from orchestrator.plan import DeleteOrphan, End, Enqueue, Finish, Forget, Repair, Settle, Snapshot, plan
+from orchestrator.plan import DeleteOrphan, End, Enqueue, Finish, Forget, Repair, Settle, Snapshot, apart, plan
 from orchestrator.presence import Presence
 from orchestrator.provider import Provider, SandboxRow
 from orchestrator.queue import JobQueue
@@ -98,6 +98,7 @@ class Reconciler:
         self._sweep_seconds = sweep_seconds
         self._watched_since = ledger.now()
         self._suspected: dict[str, float] = {}
+        self._apart: dict[str, float] = {}
         self._taken: dict[Forget, float] = {}
         """Jobs that were over and still taken when the last sweep looked -> since when, on our clock."""
         self._swept = float("-inf")
@@ -173,6 +174,7 @@ class Reconciler:
         queued = {row.job_id for row in rows if row.state is EpisodeState.QUEUED}
         clock = self._clock()
         self._suspected = {job: self._suspected.get(job, clock) for job in queued - waiting}
+        self._apart = {episode: self._apart.get(episode, clock) for episode in apart(rows)}
         named = {row.job_id for row in rows}
         self._taken = {job: self._taken.get(job, clock) for job in taken if job.job_id not in named}
         return Snapshot(
@@ -181,6 +183,7 @@ class Reconciler:
             open=rows,
             lease_ends=self._ledger.lease_ends(),
             suspected_seconds={job: clock - since for job, since in self._suspected.items()},
+            apart_seconds={episode: clock - since for episode, since in self._apart.items()},
             unsettled=unsettled,
             taken_seconds={job: clock - since for job, since in self._taken.items()} if sweep else {},
             lost_trainers=self._presence.lost_trainers(

@@ -98,6 +98,10 @@ class OpenEpisode:
     """Name of the queue that its job belongs on, '' when the row does not say."""
     lost_jobs: int = 0
     """How often its job was lost and enqueued again."""
+    batch: str = ""
+    """The reservation that it was submitted with, '' for none."""
+    together_seconds: float = 0.0
+    """How long it may be queued while others of that run."""
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,11 @@ class Budgets(BaseModel):
         """When the verifier's command is killed: before its answer is due, no sooner than any other command."""
         return max(self.command_seconds, self.verifier_command_seconds - _VERIFIER_ANSWER_SECONDS)
 
+    @property
+    def together_seconds(self) -> float:
+        """How long one of a reserved batch may be queued while others of it run: far less than their policy windows."""
+        return min(self.reserved_admission_seconds, self.policy_window_seconds / 4)
+
     def longest_seconds(self, role: Role) -> int:
         """The longest that such a sandbox can live, and cost, with nobody there to delete it.
 

@@ -16,7 +16,6 @@ more is refused where its batches cannot be live beside each other.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -39,9 +38,10 @@ from orchestrator.errors import (
     RedisUnavailable,
 )
 from orchestrator.pool import Pool, Reservation
-from orchestrator.tasks import Task, TaskError, parse_task
+from orchestrator.tasks import Task
 from orchestrator.vocabulary import EpisodeState, Outcome
 from trainer.batches import Batch
+from trainer.columns import says_something, task_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class RemoteEpisode:
         self._failure, self._reward = None, None
         self._closed = self._excluded = False
         self._episode = self._episodes._submit(parsed, after=before)
-        return None if _says_something(prompt) else parsed.prompt
+        return None if says_something(prompt) else parsed.prompt
 
     def terminal(self, command: str) -> str:
         """Run one shell command in the sandbox and return what it printed.
@@ -347,9 +347,12 @@ class RemoteEpisodes:
             batch.end()
 
     def _give_up_unstarted(self, batch: Batch) -> None:
-        """End what no worker took: its trainer would wait for ever."""
+        """End what no worker took, its trainer would wait for ever; and with it the rest of a reserved batch."""
         why = "no worker took it in time; see that workers run: rollout-farm status"
-        self._give_up(batch, why, lambda state: state is EpisodeState.QUEUED)
+        if self._give_up(batch, why, lambda state: state is EpisodeState.QUEUED) and batch.reservation is not None:
+            self._give_up(
+                batch, f"its batch was not live at once: {why}", lambda state: state is not EpisodeState.FINAL
+            )
 
     def _end_others(self, episode: Episode, detail: str) -> None:
         """A reserved batch is live at once or not at all: one that got no place ends those that hold one."""
@@ -362,38 +365,23 @@ class RemoteEpisodes:
                 why = f"its batch could not be live at once: {detail}"
                 self._give_up(batch, why, lambda state: state is not EpisodeState.FINAL)
 
-    def _give_up(self, batch: Batch, why: str, wanted: Callable[[EpisodeState], bool]) -> None:
+    def _give_up(self, batch: Batch, why: str, wanted: Callable[[EpisodeState], bool]) -> bool:
+        """Ask for the end of those in a wanted state; whether there were any."""
+        found = False
         for episode in batch.episodes:
             try:
                 state = redis_border(self.pool.ledger.state)(episode.episode_id)
                 if state is not None and wanted(state):
+                    found = True
                     self._given_up[episode.episode_id] = why
                     episode.cancel()
             except FarmError as error:
                 logger.error("not given up: %s", error, extra={"episode": episode.episode_id})
                 if isinstance(error, RedisUnavailable):
-                    return  # away for one is away for all
-
-
-def task_of(column: str | Mapping[str, Any] | None) -> Task:
-    """The task that a dataset's `task` column holds; raises TaskError that says how to write it."""
-    if isinstance(column, str):
-        try:
-            column = json.loads(column)
-        except (ValueError, RecursionError) as error:  # the latter: nested a thousand levels deep
-            raise TaskError([f"task column: is not JSON ({error}); write it with json.dumps(task)"]) from None
-    if not isinstance(column, Mapping):
-        raise TaskError([f"task column: holds {type(column).__name__}, not a task; write it with json.dumps(task)"])
-    return parse_task(dict(column))
+                    return found  # away for one is away for all
+        return found
 
 
 def aborted_outcome(environment: RemoteEpisode) -> Outcome | None:
     """How this environment's episode was aborted; None when it was not."""
     return environment._failure.outcome if isinstance(environment._failure, EpisodeAborted) else None
-
-
-def _says_something(prompt: Any) -> bool:
-    """Whether the row has a prompt; TRL puts one with an empty message where there is none."""
-    if isinstance(prompt, str):
-        return bool(prompt)
-    return bool(prompt) and any(message.get("content") for message in prompt if isinstance(message, Mapping))

@@ -119,7 +119,8 @@ class Supervisor:
 
     def _beat(self, state: str) -> None:
         alive = [slot.name for slot in self._slots if slot.pid] if state == "running" else []
-        row = WorkerRow(self._worker_id, socket.gethostname(), os.getpid(), state, SLOTS_PER_WORKER, self._url)
+        host, queue = socket.gethostname(), self._settings.queue
+        row = WorkerRow(self._worker_id, host, os.getpid(), state, SLOTS_PER_WORKER, self._url, queue)
         try:
             self._presence.beat_worker(row, alive)
             self._redis_away = False

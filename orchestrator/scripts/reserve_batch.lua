@@ -5,16 +5,18 @@
 -- KEYS: 1 permits, 2 limits, 3 reservations, 4 slots, 5 waiters, 6 when they asked last, 7 batches in line,
 --       8 who stepped back, 9 wake list of this batch
 -- ARGV: 1 default concurrency limit, 2 reservation id, 3 wanted, 4 life ms, 5 whether it waits in line (1 or 0),
---       6 its name in line, 7 wake key prefix, 8 how long who stepped back is believed to come again, ms
--- Returns: {1 reserved or 0 not, live slots, configured concurrency limit}
+--       6 its name in line, 7 wake key prefix, 8 how long who stepped back is believed to come again, ms,
+--       9 how many of the live slots take the jobs of other queues only
+-- Returns: {1 reserved or 0 not, live slots that take its jobs, configured concurrency limit}
 local now = now_ms()
 local rows, reserved = read_reservations(KEYS[3], now)
 local slots = redis.call('ZCOUNT', KEYS[4], now, '+inf')
 local limits = read_hash(KEYS[2])
 local limit, configured = allowed_concurrency(limits, ARGV[1])
 local wanted = tonumber(ARGV[3])
-local possible = math.min(slots, configured)
-if rows[ARGV[2]] then return {1, slots, configured} end  -- asked again, since the answer was lost
+local here = math.max(0, slots - ARGV[9])
+local possible = math.min(here, configured)
+if rows[ARGV[2]] then return {1, here, configured} end  -- asked again, since the answer was lost
 
 drop_silent(KEYS[6], now, KEYS[5], KEYS[7])
 pull_back(KEYS[8], now, now)
@@ -30,7 +32,7 @@ if first and limit < needed and needed <= possible then
   -- who only reserves never comes to the creation whose turn it would be to try one more
   limit = probe_concurrency(KEYS[2], limits, ARGV[1], now, needed)
 end
-local fits = first and math.min(slots, limit) >= needed
+local fits = first and here >= wanted and math.min(slots, limit) >= needed
 if fits then
   local ends = string.format('%.0f', now + ARGV[4])
   write_reservation(KEYS[3], ARGV[2], {left = wanted, ends = ends, total = wanted, life = ARGV[4]})
@@ -42,4 +44,4 @@ elseif redis.call('ZREM', KEYS[7], ARGV[6]) == 1 then
   redis.call('ZREM', KEYS[6], ARGV[6])
   wake_line(KEYS[5], KEYS[7], ARGV[7])  -- their turn, or they have to leave their slots to it
 end
-return {fits and 1 or 0, slots, configured}
+return {fits and 1 or 0, here, configured}

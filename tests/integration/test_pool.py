@@ -19,12 +19,9 @@ from redis.retry import Retry
 from deploy.embedded import EmbeddedRedis
 from orchestrator.episodes import Episode
 from orchestrator.errors import (
-    CapacityError,
     CommandRefused,
     EpisodeAborted,
     FarmError,
-    NeverFits,
-    PlacesTaken,
     ReceiptOverdue,
     RedisUnavailable,
 )
@@ -34,7 +31,7 @@ from orchestrator.pool import Pool
 from orchestrator.records import Script
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Drive, EpisodeState, Outcome
-from tests.support.bare_farm import TASK, TinySlot, beat_slots, farm_settings, opened_farm
+from tests.support.bare_farm import TASK, TinySlot, beat_slots, farm_settings
 from tests.support.waiting import wait_until
 
 SCRIPT = Script(commands=("true",))
@@ -164,35 +161,6 @@ def test_two_trainers_on_one_farm_see_their_own_runs(pool: Pool, slot: TinySlot,
 # batches
 
 
-def test_a_batch_is_reserved_run_and_given_back(pool: Pool, redis_url: str, settings: Settings) -> None:
-    with TinySlot(settings, "slot-a"), TinySlot(settings, "slot-b"):
-        with pool.reserve(2) as batch:
-            assert pool.capacity().free == 0
-            episodes = [pool.submit(TASK, policy=SCRIPT, reservation=batch) for _ in range(2)]
-            assert all(s.receipt.outcome is Outcome.SOLVED for s in pool.receipts(episodes))
-        wait_until(lambda: pool.capacity().free == 2, description="everything is given back")
-
-
-def test_what_a_batch_did_not_use_is_given_back_when_its_block_ends(pool: Pool, redis_url: str) -> None:
-    with opened_farm(redis_url, concurrency_limit=4) as farm:
-        beat_slots(farm, 4)
-        with pool.reserve(3):
-            assert pool.capacity().reserved == 3
-        assert pool.capacity().reserved == 0
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_a_batch_of_nothing_is_refused(pool: Pool, count: int) -> None:
-    with pytest.raises(CapacityError):
-        pool.reserve(count)
-
-
-@pytest.mark.parametrize("count", [1.5, "3", None, True])
-def test_a_batch_is_a_whole_number(pool: Pool, count: Any) -> None:
-    with pytest.raises(CapacityError, match=f"whole number of episodes, got {count!r}"):
-        pool.reserve(count)
-
-
 @pytest.mark.parametrize("seconds", ["x", float("nan"), [1], True])
 def test_a_time_that_is_none_is_refused_before_anything_is_waited_for(pool: Pool, seconds: Any) -> None:
     episode = pool.submit(TASK)
@@ -221,28 +189,6 @@ def test_what_is_of_another_kind_is_refused_with_what_to_give(pool: Pool) -> Non
     with pytest.raises(CommandRefused, match="has to be text, got 5"):
         episode.terminal(cast(Any, 5))
     episode.close()
-
-
-def test_a_batch_that_could_never_fit_is_refused_without_waiting(pool: Pool, redis_url: str) -> None:
-    with opened_farm(redis_url, concurrency_limit=4) as farm:
-        beat_slots(farm, 2)
-    began = time.monotonic()
-    with pytest.raises(NeverFits, match="add 1 worker"):
-        pool.reserve(4, wait_seconds=30)
-    with pytest.raises(NeverFits, match="FARM_CONCURRENCY_LIMIT to 5"):
-        pool.reserve(5, wait_seconds=30)
-    assert time.monotonic() - began < 2
-
-
-def test_a_batch_that_does_not_fit_now_is_waited_for_and_then_refused(pool: Pool, redis_url: str) -> None:
-    with opened_farm(redis_url, concurrency_limit=4) as farm:
-        beat_slots(farm, 4)
-        held = pool.reserve(3)
-        with pytest.raises(PlacesTaken, match="1 free now"):
-            pool.reserve(2, wait_seconds=0.15)
-        threading.Timer(0.1, held.release).start()
-        with pool.reserve(2, wait_seconds=10):
-            assert pool.capacity().reserved == 2
 
 
 # heartbeat

@@ -13,9 +13,12 @@ from orchestrator.errors import EpisodeAborted, FarmError, LeaseLost, NeverFits,
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool, Reservation
-from orchestrator.settings import Settings
+from orchestrator.presence import WorkerRow
+from orchestrator.settings import Budgets, Settings
 from orchestrator.vocabulary import Outcome
 from tests.support.bare_farm import TASK, TinySlot, beat_slots, farm_of, farm_settings
+from tests.support.fake_provider import FakeProvider
+from tests.support.reconcilers import reconciler_of
 from tests.support.waiting import wait_until
 from trainer.environment import OnAbort, RemoteEpisode, RemoteEpisodes
 
@@ -160,6 +163,48 @@ def test_a_generation_of_fewer_episodes_leaves_the_next_one_whole(
     assert [len(names) for names in reserved] == [1] * 6, "no generation is of two batches"
     assert len(set.union(*reserved)) == 6
     assert len(pool.asked) == 6
+
+
+@pytest.mark.parametrize("on_abort", ["raise", "exclude"])
+def test_a_batch_whose_slots_died_ends_before_a_window_runs_out(redis_url: str, on_abort: OnAbort) -> None:
+    """Its places were counted while the dead slots were not known to be dead; nobody took the other episode."""
+    settings = farm_settings(redis_url, budgets=Budgets(policy_window_seconds=4))
+    with farm_of(settings) as farm, Pool(settings) as pool, TinySlot(settings, "slot-0"):
+        dead = WorkerRow("dead", "here", 1, "running", 1, "-")
+        farm.presence.beat_worker(dead, ["dead-1"])
+        reconciler = reconciler_of(farm, FakeProvider(), lease_seconds=0.2)
+        with RemoteEpisodes(pool, on_abort=on_abort) as episodes, episodes.batch(2):
+            runs, waits = episodes(), episodes()
+            for environment in (runs, waits):
+                environment.reset(task=ROW)
+            assert runs.terminal("ls") == "ran ls"
+
+            def ended() -> bool:
+                reconciler.run_once()
+                return farm.ledger.receipt(id_of(waits)) is not None
+
+            wait_until(ended, description="the one that nobody took has ended")
+            with pytest.raises(EpisodeAborted, match="others of its reserved batch ran") as late:
+                waits.terminal("ls")
+            assert late.value.outcome is Outcome.ADMISSION_TIMEOUT
+            with pytest.raises(EpisodeAborted, match="could not be live at once"):
+                runs.terminal("ls")
+            if on_abort == "exclude":
+                assert [runs.get_reward(), waits.get_reward()] == [None, None]
+
+
+def test_a_reserved_batch_of_which_one_is_never_taken_ends_as_a_whole(farm: Farm, pool: Pool) -> None:
+    with TinySlot(pool.settings, "slot-0"), RemoteEpisodes(pool, start_seconds=1.0) as episodes, episodes.batch(2):
+        beat_slots(farm, 2)
+        runs, waits = episodes(), episodes()
+        for environment in (runs, waits):
+            environment.reset(task=ROW)
+        assert runs.terminal("ls") == "ran ls"
+        with pytest.raises(EpisodeAborted, match="no worker took it"):
+            waits.terminal("ls")
+        wait_until(lambda: farm.ledger.receipt(id_of(runs)), description="the one that ran has ended")
+        with pytest.raises(EpisodeAborted, match="not live at once: no worker took it"):
+            runs.terminal("ls")
 
 
 def test_a_generation_larger_than_its_batches_never_waits_for_its_own_places(

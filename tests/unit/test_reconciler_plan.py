@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.plan import DeleteOrphan, End, Enqueue, Finish, Repair, Settle, Snapshot, is_orphan, plan
+from orchestrator.plan import DeleteOrphan, End, Enqueue, Finish, Repair, Settle, Snapshot, apart, is_orphan, plan
 from orchestrator.provider import SandboxRow
 from orchestrator.records import Allocation
 from orchestrator.rows import OpenEpisode
@@ -57,6 +57,29 @@ def test_no_job_is_taken_for_lost_until_redis_has_been_up_for_one_lease_time(
 
 def test_suspicion_of_another_attempt_does_not_count() -> None:
     assert actions(replace(CALM, open=[QUEUED], suspected_seconds={"e-queued-a2": NOW})) == []
+
+
+WAITS = replace(QUEUED, batch="r1", together_seconds=30.0)
+
+
+@pytest.mark.parametrize(
+    ("apart_for", "expected"),
+    [({}, []), ({"e-queued": 29.9}, []), ({"e-queued": 30.0}, [End("e-queued", Outcome.ADMISSION_TIMEOUT)])],
+)
+def test_a_batch_that_runs_without_one_of_it_does_not_wait_until_its_windows_are_over(
+    apart_for: dict[str, float], expected: list[Repair]
+) -> None:
+    assert actions(replace(CALM, open=[WAITS], apart_seconds=apart_for)) == expected
+    assert actions(replace(CALM, open=[QUEUED], apart_seconds=apart_for)) == []
+    assert actions(replace(CALM, open=[WAITS], apart_seconds=apart_for, watched_since=NOW)) == []
+
+
+def test_apart_is_who_is_queued_while_others_of_its_batch_run() -> None:
+    runs = replace(RUNNING, batch="r1")
+    assert apart([WAITS, runs, QUEUED, RUNNING]) == {"e-queued"}
+    assert apart([WAITS, replace(runs, batch="r2")]) == set()
+    assert apart([WAITS, replace(WAITS, episode_id="e-other")]) == set(), "nobody's window runs"
+    assert apart([runs, RUNNING]) == set()
 
 
 @pytest.mark.parametrize(
