@@ -201,13 +201,15 @@ class Limiter:
         return PermitAnswer(self._scripts.run("acquire_permit", keys, args))
 
     @contextmanager
-    def _leaving(self, name: str) -> Iterator[None]:
-        """Give up the place in line when the wait for it fails; without Redis it is pruned by itself."""
+    def _leaving(self, name: str, reservation_id: str | None = None) -> Iterator[None]:
+        """Give up the place in line and what was reserved when the wait fails; without Redis both end by themselves."""
         try:
             yield
         except BaseException:
             with suppress(RedisError):
                 self.leave(name)
+                if reservation_id is not None:
+                    self.release_reservation(reservation_id)
             raise
 
     def leave(self, name: str) -> None:
@@ -289,7 +291,7 @@ class Limiter:
         slots, `slots_elsewhere` take no job of it. Raises NeverFits when so many can never be live together.
         """
         ends, name = time.monotonic() + wait_seconds, _in_line(reservation_id, count)
-        with self._leaving(name):
+        with self._leaving(name, reservation_id):
             while True:
                 left = ends - time.monotonic()
                 if self.ask_places(

@@ -91,6 +91,8 @@ class Pool:
         self._finished = Finished(self.redis, self.run_id)
         self._cancellation = Cancellation(farm)
         self._episodes: dict[str, Episode] = {}
+        self._begun: dict[str, Episode] = {}
+        """Those whose submission has not ended, or never did: it was interrupted, and nobody has a handle on them."""
         self._keeping = threading.Lock()
         self._stop = threading.Event()
         self._beginning = threading.Lock()
@@ -218,20 +220,24 @@ class Pool:
             self._renew(reservation, spec.episode_id)
         if drive is Drive.REMOTE:
             self._beat()
+        episode = self._begun[spec.episode_id] = self._handle(spec)
         if not self.ledger.open(spec) and (row := self.ledger.row(spec.episode_id)) is not None:
-            spec = row.spec
+            spec, episode = row.spec, self._handle(row.spec)
         self._queue.enqueue(spec)
-        finished = self._finished if spec.run_id == self.run_id else Finished(self.redis, spec.run_id)
-        episode = Episode(
+        with self._keeping:  # another thread may have submitted the same id meanwhile: both get one handle
+            kept = self._episodes.setdefault(spec.episode_id, episode)
+            self._begun.pop(spec.episode_id, None)
+        return kept
+
+    def _handle(self, spec: EpisodeSpec) -> Episode:
+        return Episode(
             spec,
             Mailbox(self.redis, spec.episode_id, deadline_seconds=spec.budgets.deadline_seconds),
             self.ledger,
-            finished,
+            self._finished if spec.run_id == self.run_id else Finished(self.redis, spec.run_id),
             self._queue,
             lease_lost_seconds=self.settings.lease_lost_seconds,
         )
-        with self._keeping:  # another thread may have submitted the same id meanwhile: both get one handle
-            return self._episodes.setdefault(spec.episode_id, episode)
 
     def as_completed(
         self,
@@ -300,7 +306,7 @@ class Pool:
 
     def close(self) -> None:
         """Cancel this pool's open remote episodes and stop its heartbeat. Can be called again."""
-        for episode in self._kept():
+        for episode in [*self._kept(), *self._begun.copy().values()]:
             if episode.remote:
                 try:
                     episode.cancel()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import RedisUnavailable
+from orchestrator.errors import CapacityError, RedisUnavailable
 from orchestrator.pool import Reservation
 
 logger = logging.getLogger(__name__)
@@ -27,17 +27,23 @@ class Batch:
     """One of its episodes found no place, so the others were ended."""
     used: bool = False
     """An episode of it was acted on or scored: its resets are done."""
-    beside: int = 0
-    """Episodes of the same generation in full batches before this one: they hold their places meanwhile."""
     episodes: list[Episode] = field(default_factory=list)
 
     def takes(self, before: Episode | None) -> bool:
         """Whether the next episode of the environment that had `before` can be one of it."""
-        return len(self.episodes) < self.size and before not in self.episodes
+        return not self.used and len(self.episodes) < self.size and before not in self.episodes
 
-    def goes_on(self, before: Episode | None) -> bool:
-        """Whether the generation has more episodes than this, its full batch: nobody acts before all are reset."""
-        return not self.used and before not in self.episodes
+    def refuse_more(self, before: Episode | None) -> None:
+        """Raise CapacityError when the generation goes on beyond it: nobody acts before all of one are reset.
+
+        Its episodes' windows would run while the others wait for places, which these may hold themselves.
+        """
+        if not self.used and before not in self.episodes:
+            raise CapacityError(
+                f"a generation has more than batch_size={self.size} episodes: give RemoteEpisodes the most of one, the "
+                "larger of per_device_train_batch_size * steps_per_generation and per_device_eval_batch_size (8 by "
+                "default)"
+            )
 
     def end(self) -> None:
         """Give back the places that no episode took; does not raise."""

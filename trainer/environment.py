@@ -11,7 +11,7 @@ of environments that nobody holds any more.
 
 TRL's GRPOTrainer takes `RemoteEpisodes` too, one call after another; then say `batch_size`, the most of a generation in
 training or evaluation (per_device_eval_batch_size is 8 by default): without it nothing is reserved, and a generation of
-more is refused where its batches cannot be live beside each other.
+more is refused. An excluded episode would stay in TRL's loss there, so `exclude` takes FarmGRPOTrainer.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class RemoteEpisode:
             if self._ended:
                 self._episodes._forget(before)
         parsed = task_of(task)
+        if prompt is not None:
+            self._episodes._refuse_to_exclude()
         self._episode = None
         self._failure, self._reward = None, None
         self._closed = self._excluded = False
@@ -166,7 +168,7 @@ class RemoteEpisodes:
     """The environment factory: makes RemoteEpisodes, reserves places for their batches, and closes them.
 
     `wait_seconds` bounds the wait for places that other episodes hold, `start_seconds` an episode's wait in the queue.
-    With `exclude` and reward functions of one's own it takes FarmGRPOTrainer: TRL's adds theirs up for every row.
+    With `exclude` it takes FarmGRPOTrainer: TRL's keeps what is excluded in its loss and in reward functions.
     """
 
     def __init__(
@@ -193,6 +195,7 @@ class RemoteEpisodes:
         self._start_seconds = start_seconds or pool.settings.budgets.reserved_admission_seconds
         self._made: list[RemoteEpisode] = []
         self._batch: Batch | None = None
+        self._in_block = False
         self._batches = 0
         self._most_reserved = 0
         """The largest batch that had its places, or could have had them: so many were there once."""
@@ -231,12 +234,14 @@ class RemoteEpisodes:
             return f"{run[:40]}-b{number}-g{(first_row + row) // group_size}"
 
         self._batch = Batch(size, reserve or self.reserve, group_of)
+        self._in_block = True
         try:
             yield
         except BaseException:
             self.cancel()
             raise
         finally:
+            self._in_block = False
             self._end_batch()
 
     def reserve(self, count: int) -> Reservation:
@@ -298,6 +303,8 @@ class RemoteEpisodes:
     def _submit(self, task: Task, *, after: Episode | None) -> Episode:
         batch = self._batch_after(after)
         if batch is None:
+            if not self._most_reserved:
+                self.refuse_too_many(1)  # nothing else would say that no worker is there
             return self.pool.submit(task)
         if not batch.episodes:
             self._batches += 1
@@ -319,23 +326,19 @@ class RemoteEpisodes:
         """Of an environment's next episode; a batch that is full, or has its last one, is another generation's."""
         batch = self._batch
         if self._batch_size is not None and (batch is None or not batch.takes(before)):
+            if batch is not None:
+                batch.refuse_more(before)
             self._end_batch()
             self._batch = Batch(self._batch_size, self.reserve)
-            if batch is not None and batch.goes_on(before):
-                self._batch.beside = batch.beside + len(batch.episodes)
-                self._refuse_never_live(self._batch)
         return self._batch
 
-    def _refuse_never_live(self, batch: Batch) -> None:
-        """Who would end the episodes beside this batch waits for its places: see that there are enough for all."""
-        try:
-            self.refuse_too_many(batch.beside + batch.size)
-        except NeverFits as error:
-            raise NeverFits(
-                f"a generation has more than batch_size={batch.size} episodes: give RemoteEpisodes the most of one, "
-                "the larger of per_device_train_batch_size * steps_per_generation and per_device_eval_batch_size (8 by "
-                f"default); {error}"
-            ) from None
+    def _refuse_to_exclude(self) -> None:
+        """TRL gives a prompt with every reset; its own trainer begins no batch, and masks nothing out."""
+        if self.on_abort == "exclude" and not self._in_block:
+            raise FarmError(
+                "on_abort='exclude' takes FarmGRPOTrainer: TRL's own would keep an aborted episode's completion in its "
+                "loss; use that one, or on_abort='raise'"
+            )
 
     def _resets_done(self) -> None:
         if self._batch is not None:

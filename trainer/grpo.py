@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 _LOOP = "_tool_call_loop"
 _TOOLS = "_sync_tool_dicts"
 _STOPS = ("eos_token_ids", "generation_config", "generation_kwargs")
+_LOGPS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
 _EMPTY_BATCHES = 3
 """Generation batches in a row without any score: no longer an episode's bad luck."""
 _ROWS_LOOKED_AT = 16
@@ -155,6 +156,9 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
             mask = inputs["completion_mask"]
             counts = (mask * inputs["tool_mask"]).any(dim=1, keepdim=True)
             inputs = {**inputs, "completion_mask": mask * counts}
+            for name in _LOGPS:  # of what was attended to: the ratio of the new ones, of nothing, could be inf
+                if inputs.get(name) is not None:
+                    inputs[name] = inputs[name].masked_fill(~counts, 0.0)
         return super().compute_loss(model, inputs, *args, **options)
 
     def prediction_step(self, model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:

@@ -41,7 +41,7 @@ class Options(BaseModel):
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     on_abort: OnAbort
     save_steps: _Count
-    seed: Annotated[int, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Options:

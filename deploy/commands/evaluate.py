@@ -89,7 +89,7 @@ def evaluate(
             episodes=episodes,
             seed=seed,
             sampling=sampling if model else None,
-            system_prompt=system_prompt if model else None,
+            system_prompt=system_prompt or None if model else None,
             device=device,
             batch=batch,
             parallel=parallel,

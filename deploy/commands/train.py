@@ -49,7 +49,7 @@ def train(
         "training-output"
     ),
     save_steps: Annotated[int, typer.Option(min=1, help="Steps between two states that --resume can use.")] = 50,
-    seed: Annotated[int, typer.Option(min=0, help="Of sampling and shuffling.")] = 42,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of sampling and shuffling.")] = 42,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Workers to start when no farm is running.")] = 2,
     *,
     cpu: Annotated[bool, typer.Option("--cpu", help="Train on the processor; without it a GPU with BF16.")] = False,

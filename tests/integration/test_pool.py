@@ -194,6 +194,27 @@ def test_what_is_of_another_kind_is_refused_with_what_to_give(pool: Pool) -> Non
 # heartbeat
 
 
+@pytest.mark.parametrize("interrupted", ["ledger.open", "_queue.enqueue"])
+def test_a_submission_that_is_interrupted_leaves_no_episode(
+    redis_url: str, settings: Settings, monkeypatch: pytest.MonkeyPatch, interrupted: str
+) -> None:
+    """Ctrl-C anywhere in it: nobody has a handle, and a sandbox would be made after the command has ended."""
+    part, name = interrupted.split(".")
+    with pytest.raises(KeyboardInterrupt), Pool(settings) as pool:  # noqa: PT012
+        whole = getattr(getattr(pool, part), name)
+
+        def interrupt(*args: Any, **options: Any) -> None:
+            whole(*args, **options)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(getattr(pool, part), name, interrupt)
+        pool.submit(TASK, episode_id="e-halfway")
+    receipt = pool.ledger.receipt("e-halfway")
+    assert receipt is not None
+    assert receipt.receipt.outcome is Outcome.CANCELLED
+    assert pool.ledger.open_episodes() == []
+
+
 def test_a_trainer_with_remote_episodes_beats_until_it_closes(redis_url: str, redis: Redis) -> None:
     settings = farm_settings(redis_url, trainer_beat_seconds=0.05, trainer_lost_seconds=0.8)
     pool = Pool(settings)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.episodes import Episode
-from orchestrator.errors import EpisodeAborted, FarmError, LeaseLost, NeverFits, PlacesTaken
+from orchestrator.errors import CapacityError, EpisodeAborted, FarmError, LeaseLost, NeverFits, PlacesTaken
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.pool import Pool, Reservation
@@ -207,7 +207,7 @@ def test_a_reserved_batch_of_which_one_is_never_taken_ends_as_a_whole(farm: Farm
             runs.terminal("ls")
 
 
-def test_a_generation_larger_than_its_batches_never_waits_for_its_own_places(
+def test_a_generation_larger_than_its_batch_is_refused_at_once(
     farm: Farm, pool: AskedPool, slots: list[TinySlot]
 ) -> None:
     """As TRL's own trainer resets an evaluation of more rows than `batch_size`: all of them before any acts."""
@@ -215,11 +215,21 @@ def test_a_generation_larger_than_its_batches_never_waits_for_its_own_places(
         made = [episodes() for _ in range(3)]
         for environment in made[:2]:
             environment.reset(task=ROW)
-        with pytest.raises(NeverFits, match=r"more than batch_size=2 .*per_device_eval_batch_size.*a batch of 4"):
+        with pytest.raises(CapacityError, match=r"more than batch_size=2 .*per_device_eval_batch_size"):
             made[2].reset(task=ROW)
-        assert max(pool.asked) > 0, "the first batch may wait for others' places"
-        assert pool.asked[-1] == 0.0, "the second may not wait for the first"
-        made[0].terminal("ls")
+        assert len(pool.asked) == 1, "no place is waited for while the windows of others run"
+        assert made[0].terminal("ls") == "ran ls"
+
+
+def test_a_generation_that_acted_takes_no_more_rows(farm: Farm, pool: AskedPool, slots: list[TinySlot]) -> None:
+    """The first row of the next one, of an environment that was not in it, is not one of its batch."""
+    with RemoteEpisodes(pool, batch_size=2) as episodes:
+        one, other = episodes(), episodes()
+        one.reset(task=ROW)
+        one.get_reward()
+        other.reset(task=ROW)
+        rows = [pool.ledger.row(id_of(environment)) for environment in (one, other)]
+        assert len({row.spec.reservation_id for row in rows if row is not None}) == 2
 
 
 @pytest.mark.parametrize("acts", ["terminal", "get_reward"])
@@ -235,19 +245,6 @@ def test_fresh_environments_after_a_batch_that_acted_are_another_generation(
                 getattr(environment, acts)(*["ls"] * (acts == "terminal"))
             for environment in made:
                 environment.get_reward()
-
-
-def test_a_larger_generation_that_fits_takes_its_places_batch_by_batch(
-    farm: Farm, pool: AskedPool, slots: list[TinySlot]
-) -> None:
-    with RemoteEpisodes(pool, batch_size=1) as episodes:
-        made = [episodes() for _ in range(4)]
-        for environment in made[:3]:
-            environment.reset(task=ROW)
-        with pytest.raises(NeverFits, match="a batch of 4"):
-            made[3].reset(task=ROW)
-        for environment in made[:3]:
-            assert environment.terminal("ls") == "ran ls"
 
 
 class Refusing(Episode):

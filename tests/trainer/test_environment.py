@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from orchestrator.errors import CapacityError, CommandTooLarge, EpisodeAborted, EpisodeClosed
+from orchestrator.errors import CapacityError, CommandTooLarge, EpisodeAborted, EpisodeClosed, FarmError
 from orchestrator.pool import Pool
 from orchestrator.tasks import TaskError
 from orchestrator.vocabulary import EpisodeState, Outcome
@@ -121,7 +121,7 @@ def test_a_swallowed_tool_exception_is_raised_again_at_reward_time(farm: Field, 
 
 
 def test_an_excluded_episode_has_no_reward(farm: Field, pool: Pool) -> None:
-    with RemoteEpisodes(pool, on_abort="exclude") as episodes:
+    with RemoteEpisodes(pool, on_abort="exclude") as episodes, episodes.batch(2):
         environment = reset(episodes())
         lose(farm, environment)
         with pytest.raises(EpisodeAborted):
@@ -156,9 +156,10 @@ def test_a_run_holds_no_more_episodes_than_it_has_environments(farm: Field, pool
     with RemoteEpisodes(pool, on_abort="exclude") as episodes:
         solved, lost = episodes(), episodes()
         for _ in range(3):
-            reset(solved), reset(lost)
-            lose(farm, lost)
-            assert [solved.get_reward(), lost.get_reward()] == [0.0, None]
+            with episodes.batch(2):
+                reset(solved), reset(lost)
+                lose(farm, lost)
+                assert [solved.get_reward(), lost.get_reward()] == [0.0, None]
             assert pool.submitted == [id_of(solved), id_of(lost)]
 
 
@@ -204,6 +205,20 @@ def test_an_episode_that_no_worker_takes_is_given_up(redis_url: str) -> None:
                 environment.terminal("ls")
             with pytest.raises(EpisodeAborted, match="rollout-farm status"):
                 environment.get_reward()
+
+
+def test_with_no_worker_alive_nothing_is_waited_for_without_a_batch_either(redis_url: str) -> None:
+    with Pool(farm_settings(redis_url)) as pool, RemoteEpisodes(pool) as episodes:
+        with pytest.raises(CapacityError, match="0 slots are live"):
+            reset(episodes())
+        assert pool.submitted == []
+
+
+def test_trls_own_trainer_cannot_leave_an_episode_out(redis_url: str) -> None:
+    with Pool(farm_settings(redis_url)) as pool, RemoteEpisodes(pool, on_abort="exclude", batch_size=2) as episodes:
+        with pytest.raises(FarmError, match="takes FarmGRPOTrainer"):
+            episodes().reset(task=TASK, prompt=[{"role": "user", "content": "fix it"}])
+        assert pool.submitted == []
 
 
 def test_with_no_worker_alive_nothing_is_begun(redis_url: str) -> None:

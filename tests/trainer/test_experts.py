@@ -1,10 +1,12 @@
-"""A mixture of experts learns from its router too: nothing of an excluded completion may reach that loss either."""
+"""Nothing of an excluded completion reaches the loss, nor that of the router of a mixture of experts."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, set_seed
 
@@ -13,7 +15,7 @@ from orchestrator.pool import Pool
 from orchestrator.vocabulary import Outcome
 from tests.support.policies import weekly_sales
 from tests.support.timed_pool import TimedEpisode, TimedPool
-from tests.support.tiny_policy import SUBMIT, Turn, grpo_config, make_tokenizer, rows, scripted, shell
+from tests.support.tiny_policy import SUBMIT, Turn, grpo_config, make_model, make_tokenizer, rows, scripted, shell
 from trainer import FarmGRPOTrainer, RemoteEpisodes
 
 LOOK, LOST, LOST_OTHERWISE = shell("ls"), shell("lost"), shell("lost otherwise")
@@ -75,6 +77,37 @@ def trained(directory: Path, lost: str) -> Any:
     )
     trainer.train()
     return trainer
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_the_loss_of_a_group_with_an_excluded_completion_is_a_number(tmp_path: Path, temperature: float) -> None:
+    """Also where the same completions are learned from twice, and what a tool said was most unlikely."""
+    set_seed(1)
+    tokenizer = make_tokenizer([LOOK, LOST, SUBMIT, "ok1", "ok2", "ok3", "bye"])
+    model = make_model(tokenizer)
+    with torch.no_grad():
+        model.transformer.ln_f.weight.mul_(60.0)
+    trainer = scripted(FarmGRPOTrainer, [[[LOOK], [SUBMIT], []], [[]], [[LOOK], []], [[LOST], []]])(
+        model=model,
+        args=grpo_config(
+            tmp_path,
+            batch=4,
+            max_completion_length=60,
+            optim="sgd",
+            learning_rate=1e-7,
+            num_iterations=2,
+            max_steps=2,
+            temperature=temperature,
+            logging_nan_inf_filter=False,
+        ),
+        train_dataset=rows(weekly_sales()),
+        processing_class=tokenizer,
+        environment_factory=RemoteEpisodes(cast(Pool, LosingPool()), on_abort="exclude"),
+    )
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert len(losses) == 2
+    assert all(math.isfinite(loss) for loss in losses), losses
 
 
 def test_what_an_excluded_completion_says_changes_no_weight(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def load_chat_model(
         dtype = "auto" if place != "cpu" else torch.float32
         model = load_whole(AutoModelForCausalLM.from_pretrained, name, dtype=dtype)
         torch.nn.Module.to(model, place)  # transformers wraps its own in a way that types do not survive
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # the last: a torch without CUDA
         raise cannot_load(name, error) from None
     subject = Subject(
         kind="model",
