@@ -6,7 +6,8 @@ Speaks the wire of OpenEnv's own Terminus (tool `terminal(command, final_answer)
 - Verify commands are held-out: whoever holds the session is often the policy itself. So `verify_commands` in metadata
   and state is always an empty list (the key and its kind stay), the reset message names their number, and results
   say passed or failed only.
-- The reward is passed/total of the verify commands. Nothing that the sandbox wrote (`reward.txt`) counts.
+- The reward is passed/total of the verify commands. Nothing that the sandbox wrote (`reward.txt`) counts. The first one
+  stands: who could submit again after it would try until it is good.
 - A creation is one attempt. Failures of a provider are typed data in the metadata (`failure`), and an error for plain
   clients; after one in a step the session stays failed.
 - `close` never raises: a failed deletion is reported (teardown.py).
@@ -220,6 +221,8 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         return seen.text
 
     def _submit(self, answer: str) -> str:
+        if (reward := self._state.last_reward) is not None:
+            return f"Error: an answer was submitted already; reward={reward}. Call reset() for another episode."
         self._state.submitted_answer = answer
         if not self._verify:
             return f"Answer submitted: {answer}"
