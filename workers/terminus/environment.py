@@ -35,9 +35,9 @@ from workers.terminus.session import (
     SessionDefaults,
     ShellResult,
     TerminusState,
-    coerce_commands,
     create_request,
     session_budgets,
+    session_commands,
 )
 from workers.terminus.teardown import TeardownFailures
 from workers.terminus.wire import to_wire
@@ -111,11 +111,9 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         self._failure, self._last = None, {}
         try:
             self._budgets = session_budgets(kwargs.get("budgets"), self._own_budgets)
+            setup, verify = session_commands(kwargs, "setup"), session_commands(kwargs, "verify")
             self._create(kwargs.get("allocation"))
-            return self._set_up(
-                coerce_commands(kwargs.get("setup", kwargs.get("setup_scripts"))),
-                coerce_commands(kwargs.get("verify", kwargs.get("verify_scripts"))),
-            )
+            return self._set_up(setup, verify)
         except ProviderError as error:
             self._failure = error
             self._state.last_error = str(error)
