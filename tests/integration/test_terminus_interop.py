@@ -90,6 +90,20 @@ def test_mcp_client_lists_one_tool_and_calls_it_both_ways(url: str) -> None:
         assert client.call_tool("terminal", command="pwd") == "/home/user\n"
 
 
+def test_every_call_is_a_step_however_it_comes(url: str) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        client.reset()
+        for number in (1, 3):
+            client.call_tool("terminal", command="true")
+            assert client.state().step_count == number
+            step(client, command="true")
+            assert client.state().step_count == number + 1
+        client.step(CallToolAction(tool_name="nope", arguments={}))
+        assert client.state().step_count == 5
+        client.reset()
+        assert client.state().step_count == 0
+
+
 def test_the_reward_is_the_share_of_verify_commands_that_pass(url: str) -> None:
     with MCPToolClient(base_url=url).sync() as client:
         client.reset(verify=["test -f answer", "false"])

@@ -161,16 +161,17 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
 
     async def step_async(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         """Run one action; a terminal step's facts go into the metadata."""
-        self._last = {}
-        return self._stepped(await super().step_async(action, timeout_s=timeout_s, **kwargs))
+        self._last, before = {}, self._state.step_count
+        return self._stepped(await super().step_async(action, timeout_s=timeout_s, **kwargs), before)
 
     def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         """The same from synchronous code."""
-        self._last = {}
-        return self._stepped(super().step(action, timeout_s=timeout_s, **kwargs))
+        self._last, before = {}, self._state.step_count
+        return self._stepped(super().step(action, timeout_s=timeout_s, **kwargs), before)
 
-    def _stepped(self, seen: Observation) -> Observation:
-        self._state.step_count += 1
+    def _stepped(self, seen: Observation, before: int) -> Observation:
+        if self._state.step_count == before:  # the tool counts itself: plain MCP calls come past these steps
+            self._state.step_count += 1
         seen.metadata = {**seen.metadata, **self._last}
         if self._state.last_reward is not None:
             seen.done, seen.reward = True, self._state.last_reward
@@ -187,6 +188,7 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         )
 
     def _terminal(self, command: str, final_answer: str) -> str:
+        self._state.step_count += 1
         if self._failure is None and self._sandbox is None:
             self._last = {"failure": to_wire(SandboxGone("the session has no sandbox"))}
             return "Error: environment not reset. Call reset() first."
