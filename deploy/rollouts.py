@@ -11,19 +11,21 @@ from rich.table import Table
 
 from deploy.terminal import errors, safe
 from orchestrator.cost import usd
-from orchestrator.errors import FarmError
 from orchestrator.pool import Pool
 from orchestrator.records import Script, SettledReceipt
-from orchestrator.tasks import Task
+from orchestrator.tasks import Task, TaskError
 
 
 def scripts_of(task: Task, name: str | None) -> list[Script]:
-    """The task's scripted policies, or the one named; raises FarmError when it has none."""
+    """The task's scripted policies, or the one named; raises TaskError when it has none."""
     known = [Script(name=label, commands=commands) for label, commands in task.scripts.items()]
     chosen = [script for script in known if name in (None, script.name)]
     if not chosen:
         has = ", ".join(script.name for script in known) or "none"
-        raise FarmError(f'{task.id}: no script {name or ""!r}; it has: {has}. Add one under "scripts"')
+        what = f"no script {name!r}; it has: {has}" if name is not None else "it has no script to run"
+        raise TaskError(
+            [f'{task.id}: {what}. Add one under "scripts", or let a model act: rollout-farm evaluate --model']
+        )
     return chosen
 
 

@@ -74,8 +74,11 @@ class Allocations:
         longest = longest_seconds or request.lifetime_seconds
         keys = [Keys.episode(episode_id), Keys.allocation(request.allocation_id), Keys.ALLOCATIONS]
         args: list[str | int | float] = [token, request.allocation_id, episode_id, role, _dump(request), longest * 1000]
-        if not self._scripts.run("write_intent", keys, args):
+        answer = self._scripts.run("write_intent", keys, args)
+        if answer == 0:
             raise LeaseLost(f"{episode_id}: token {token} may no longer allocate")
+        if answer == -1:
+            raise FarmError(f"{request.allocation_id}: a sandbox went by this id already")
 
     def created(self, row: Allocation, sandbox_id: str, token: str, *, creating_ms: int) -> None:
         """The provider named an id, `creating_ms` after the request was sent."""
@@ -206,6 +209,7 @@ class Allocations:
             Keys.BUDGET,
             Keys.BATCHES,
             Keys.receipt(row.episode_id),
+            Keys.attempt(row.episode_id),
         ]
         answer = self._scripts.run(
             "move_allocation",

@@ -14,6 +14,7 @@ One database per farm, single node (scripts build wake and allocation keys from 
 | farm:allocations          | zset   | unsettled allocation -> intended at              | ledger            | empties itself |
 | farm:receipt:<e>          | string | the episode's one receipt, JSON                  | commit_receipt    | its writer's retention |
 | farm:receipts             | zset   | episode -> receipt written at                    | commit_receipt    | members trimmed once their receipt is gone |
+| farm:attempt:<e>          | string | the last attempt of its latest life that ended   | commit, settle    | 1 day past all that is kept of that life |
 | farm:ends                 | zset   | the same -> receipt ends at                      | commit_receipt    | members trimmed once it has ended |
 | farm:finished:<run>       | stream | finished episodes of one run, in order           | commit_receipt    | as its longest receipt; each entry until its own is gone |
 | farm:ends:<run>           | zset   | id of an entry of that -> its receipt ends at    | commit_receipt    | as that stream |
@@ -140,6 +141,11 @@ class Keys:
     def receipt(episode_id: str) -> str:
         """The receipt of one episode."""
         return f"{FARM}receipt:{episode_id}"
+
+    @staticmethod
+    def attempt(episode_id: str) -> str:
+        """The last attempt of an episode that ended: one of the same id that comes later begins above it."""
+        return f"{FARM}attempt:{episode_id}"
 
     @staticmethod
     def finished(run_id: str) -> str:

@@ -63,11 +63,20 @@ class Ledger:
         return cast("str | None", self._redis.get(Keys.TAG))
 
     def open(self, spec: EpisodeSpec) -> bool:
-        """Open the episode's row; False when it was open (or finished) already."""
-        keys = [Keys.episode(spec.episode_id), Keys.OPEN]
+        """Open the episode's row; False when it was open (or finished) already.
+
+        Once its receipt is gone, the same id is a new episode, which finds nothing of the old one.
+        """
+        keys = [
+            Keys.episode(spec.episode_id),
+            Keys.OPEN,
+            Keys.attempt(spec.episode_id),
+            Keys.transcript(spec.episode_id),
+            *(Keys.mailbox(spec.episode_id, part) for part in PARTS),
+        ]
         args: list[str | int | float] = [
             spec.episode_id,
-            job_id(spec.episode_id, 1),
+            job_id(spec.episode_id, ""),
             spec.model_dump_json(),
             spec.run_id,
             spec.group_id or "",
@@ -147,6 +156,7 @@ class Ledger:
             Keys.ENDS,
             Keys.ends(receipt.run_id),
             Keys.transcript(receipt.episode_id),
+            Keys.attempt(receipt.episode_id),
             *(Keys.mailbox(receipt.episode_id, part) for part in PARTS),
         ]
         answer = self._scripts.run(

@@ -161,7 +161,8 @@ class Limiter:
                 if answer is PermitAnswer.NEVER:
                     raise limit_fell()
                 if answer in _BROKE:
-                    raise EpisodeAborted(Outcome.BUDGET_EXHAUSTED, _BROKE[answer])
+                    run = self._redis.hget(Keys.episode(episode_id), "run")
+                    raise EpisodeAborted(Outcome.BUDGET_EXHAUSTED, _BROKE[answer].format(run=run))
                 if answer is PermitAnswer.OVER:
                     raise episode_over(episode_id)
                 left = ends - time.monotonic()
@@ -354,7 +355,7 @@ class Limiter:
 
 
 _BROKE = {
-    PermitAnswer.RUN_BUDGET: "the run's budget cannot pay for another episode; see it: rollout-farm budget --run",
+    PermitAnswer.RUN_BUDGET: "the run's budget cannot pay for another episode; see it: rollout-farm budget --run {run}",
     PermitAnswer.FARM_BUDGET: "the farm's budget cannot pay for another episode; see it: rollout-farm budget",
 }
 

@@ -6,7 +6,7 @@ could execute; it is never retried and never repeated. Waiting is done on receip
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from redis import Redis
 from rq import Queue
@@ -15,6 +15,7 @@ from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from orchestrator.keys import Keys
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import job_id
 
@@ -49,10 +50,16 @@ class JobQueue:
         """The queue of that name beside this one; '' is this one."""
         return self if name in ("", self.rq.name) else JobQueue(self._redis, name)
 
-    def enqueue(self, spec: EpisodeSpec, attempt: int = 1) -> None:
-        """Put the episode's job on the queue; reserved ones go to the front (one that stepped back does not:
-        its reservation is over, and in front it would circle before all others); a duplicate is success.
+    def enqueue(self, spec: EpisodeSpec, attempt: int | None = None) -> None:
+        """Put the episode's job on the queue, for the attempt that its row is at; a duplicate is success.
+
+        Reserved ones go to the front. One that stepped back does not: its reservation is over, and in front it would
+        circle before all others.
         """
+        at, left_at = cast(
+            "list[bytes | None]", self._redis.hmget(Keys.episode(spec.episode_id), ["attempt", "left_at"])
+        )
+        attempt = attempt or int(at or 1)
         budgets = spec.budgets
         job = Job.create(
             JOB_FUNCTION,
@@ -72,7 +79,7 @@ class JobQueue:
             description=f"episode {spec.episode_id} of {spec.task.id}",
         )
         try:
-            self.rq.enqueue_job(job, unique=True, at_front=spec.reservation_id is not None and attempt == 1)
+            self.rq.enqueue_job(job, unique=True, at_front=spec.reservation_id is not None and left_at is None)
         except DuplicateJobError:
             return
 

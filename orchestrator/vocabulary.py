@@ -126,8 +126,8 @@ class Phase(StrEnum):
     CLEANUP = "cleanup"
 
 
-def job_id(episode_id: str, attempt: int) -> str:
-    """The RQ job of one attempt of an episode."""
+def job_id(episode_id: str, attempt: int | Literal[""]) -> str:
+    """The RQ job of one attempt of an episode; "" for what those of all its attempts begin with."""
     return f"{episode_id}-a{attempt}"
 
 

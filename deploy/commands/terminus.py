@@ -24,17 +24,18 @@ def terminus(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0 takes a free one.")] = 8010,
     host: Annotated[str, typer.Option(help="Address; anything but loopback needs FARM_TERMINUS_TOKEN.")] = "127.0.0.1",
 ) -> None:
-    """Serve a two-session Terminus environment over OpenEnv's protocol until Ctrl-C.
+    """Serve a two-session Terminus environment over OpenEnv's protocol until Ctrl-C or SIGTERM.
 
     Sandboxes come from the E2B cloud when E2B_API_KEY is set, else from a local service started for it. This server is
     outside the farm: no queue, no receipts, no farm-wide limits.
     """
     import contextlib
     import secrets
+    import signal
 
     from pydantic import SecretStr
 
-    from deploy.commands.resolve import provider_of
+    from deploy.commands.resolve import provider_of, stop_as_ctrl_c_does
     from deploy.embedded import LocalSandboxes
     from deploy.logs import start_logging
     from deploy.terminal import output
@@ -43,6 +44,11 @@ def terminus(
     from orchestrator.listener import listen
     from orchestrator.settings import load_settings
 
+    stop_as_ctrl_c_does()
+    if (
+        signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    ):  # the server itself ends in order at SIGTERM and SIGINT only
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     settings = load_settings()
     start_logging(settings)
 

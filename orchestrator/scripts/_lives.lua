@@ -10,6 +10,15 @@ local function outlive(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, string.format('%.0f', ms)) end
 end
 
+local REMEMBERED = 86400000  -- ms past all that is kept of an episode; long past its job's envelope too
+
+-- Keep the attempt at which an episode ended for longer than `ms`, which is as long as anything of it is kept: an episode
+-- of the same id that comes later begins above it, or it would take those jobs and sandboxes for its own.
+local function remember_attempt(mark, row, ms)
+  local life = math.max(redis.call('PTTL', mark), ms + REMEMBERED)
+  redis.call('SET', mark, redis.call('HGET', row, 'attempt'), 'PX', string.format('%.0f', life))
+end
+
 -- Some of what has ended by now, by a list of ends.
 local function ended_of(ends, now) return redis.call('ZRANGEBYSCORE', ends, '-inf', now, 'LIMIT', 0, TRIMMED) end
 

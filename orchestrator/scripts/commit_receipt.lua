@@ -3,7 +3,8 @@
 -- KEYS: 1 episode row, 2 open, 3 leases, 4 receipt, 5 receipts, 6 finished stream, 7 counters, 8 permits, 9 waiters,
 --       10 waiters seen, 11 places at the provider, 12 limits, 13 line of creators, 14 when they ask again,
 --       15 the farm's budget, 16 batches in line for permits, 17 who stepped back from that line,
---       18 when receipts end, 19 when those of the run do, 20 transcript, 21 and after: the parts of its mailbox
+--       18 when receipts end, 19 when those of the run do, 20 transcript, 21 its last attempt,
+--       22 and after: the parts of its mailbox
 -- ARGV: 1 episode id, 2 token, 3 receipt JSON, 4 outcome, 5 scored (1 or 0), 6 retention seconds, 7 wake key prefix,
 --       8 counters JSON, 9 bounds of an episode's cost, JSON, 10 prefix of a run's budget,
 --       11 allocation key prefix, 12 life seconds of an ended episode's mailbox
@@ -22,11 +23,15 @@ redis.call('ZADD', KEYS[18], now + life, ARGV[1])
 trim_index(KEYS[5], KEYS[18], now)
 -- who settled its sandboxes may keep things for a shorter time than who writes the receipt that names them
 outlive(KEYS[20], life)
+local kept = life
 for name in string.gmatch(redis.call('HGET', KEYS[1], 'allocations'), '[^,]+') do
-  if redis.call('PTTL', ARGV[11] .. name) >= 0 then outlive(ARGV[11] .. name, life) end
+  local left = redis.call('PTTL', ARGV[11] .. name)
+  if left >= 0 then outlive(ARGV[11] .. name, life) end
+  kept = math.max(kept, left)
 end
+remember_attempt(KEYS[21], KEYS[1], kept)
 redis.call('HSET', KEYS[1], 'state', 'final', 'outcome', ARGV[4], 'finished_at', now)
-for part = 21, #KEYS do redis.call('EXPIRE', KEYS[part], ARGV[12]) end
+for part = 22, #KEYS do redis.call('EXPIRE', KEYS[part], ARGV[12]) end
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('ZADD', KEYS[19], now + life, redis.call('XADD', KEYS[6], '*', 'episode', ARGV[1]))

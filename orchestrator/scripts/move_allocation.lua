@@ -4,7 +4,7 @@
 -- Needs: limits. Needs: costs. Needs: money. Needs: lives.
 -- KEYS: 1 episode row, 2 allocation row, 3 allocations, 4 counters, 5 permits, 6 waiters,
 --       7 places at the provider, 8 limits, 9 line of creators, 10 when they ask again, 11 the farm's budget,
---       12 batches in line for permits, 13 receipt
+--       12 batches in line for permits, 13 receipt, 14 its episode's last attempt
 -- ARGV: 1 token, 2 allocation id, 3 episode id, 4 next state, 5 allowed from (comma-separated), 6 settled (1 or 0),
 --       7 retention seconds where no receipt stands, 8 wake key prefix, 9 fields JSON, 10 counters JSON,
 --       11 cost in pico-dollars, 12 bounds of an episode's cost, JSON, 13 prefix of a run's budget,
@@ -33,7 +33,8 @@ if ARGV[4] == 'created' or ARGV[6] == '1' then note_sandbox(KEYS[7], ARGV[3], KE
 if ARGV[6] == '1' then
   redis.call('ZREM', KEYS[3], ARGV[2])
   local of_receipt = redis.call('PTTL', KEYS[13])  -- its writer may keep it for longer than we do
-  outlive(KEYS[2], math.max(ARGV[14] * 1000, of_receipt))
+  local kept = math.max(ARGV[14] * 1000, of_receipt)
+  outlive(KEYS[2], kept)
   local reservation = 'reserved_' .. redis.call('HGET', KEYS[2], 'role')
   local held = tonumber(redis.call('HGET', KEYS[1], reservation) or '0')
   local cost = tonumber(fields.cost_picousd or ARGV[4] == 'expired' and held or 0)
@@ -43,6 +44,7 @@ if ARGV[6] == '1' then
   local left = known and redis.call('HINCRBY', KEYS[1], 'unsettled', -1) or 0
   if final and left <= 0 then
     if known then
+      remember_attempt(KEYS[14], KEYS[1], kept)
       observe_cost(KEYS[1], KEYS[4], ARGV[12])
       -- as its receipt, to the millisecond: whoever waits would wait for a receipt that is gone
       redis.call('PEXPIRE', KEYS[1], string.format('%.0f', of_receipt >= 0 and of_receipt or ARGV[7] * 1000))

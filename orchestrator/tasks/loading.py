@@ -37,6 +37,8 @@ def load_builtin(name: str) -> Task:
 def load_tasks(path_or_name: str | Path) -> list[Task]:
     """The tasks of a built-in name, a .json file (one task or a list) or a .jsonl file (one a line)."""
     name = str(path_or_name)
+    if not name:  # as an unset variable gives it; a Path of nothing is the directory
+        raise TaskError([_unknown("''")])
     if isinstance(path_or_name, str) and name in builtin_names():
         return [load_builtin(name)]
     path = Path(path_or_name)

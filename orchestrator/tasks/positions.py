@@ -41,7 +41,14 @@ def _finite(digits: str) -> float:
     return number
 
 
-_SCALARS = json.JSONDecoder(parse_constant=_constant, parse_float=_finite)
+def _whole(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # Python's own guard, whose words tell to lift it
+        raise ValueError(f"integer of {len(digits.lstrip('-'))} digits; write a shorter one, or a string") from None
+
+
+_SCALARS = json.JSONDecoder(parse_constant=_constant, parse_float=_finite, parse_int=_whole)
 
 
 @dataclass

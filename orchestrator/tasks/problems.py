@@ -31,7 +31,7 @@ _WORDS = {
     "float_type": "must be a number",
     "bool_type": "must be true or false",
     "finite_number": "must be finite",
-    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
     "less_than_equal": "must be at most {le:g}",
     "too_long": "must have at most {max_length} entries",
     "literal_error": "must be {expected}",

@@ -106,10 +106,10 @@ _VariableName = Annotated[
 ]
 _VariableText = Annotated[str, _text_of(8 * 1024, blank=True, nul=False)]
 _Template = Annotated[str, _matches(r"[A-Za-z0-9._:/-]{1,100}", "must be a template's name or id")]
-_LifeSeconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-"""No sandbox lives longer than 24 hours."""
-_CommandSeconds = Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)]
-"""One command; what needs longer runs in the background."""
+_LifeSeconds = Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)]
+"""No sandbox lives longer than 24 hours, and none is ready, used and deleted within a second."""
+_CommandSeconds = Annotated[float, Field(ge=0.1, le=600, allow_inf_nan=False)]
+"""One command: to start a shell takes hundredths of a second; what needs longer than this runs in the background."""
 
 
 class TaskBudgets(BaseModel):

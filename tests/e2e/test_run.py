@@ -11,6 +11,7 @@ import pytest
 from deploy.embedded import LocalSandboxes
 from deploy.exit_codes import ExitCode
 from orchestrator.keys import Keys
+from orchestrator.tasks import load_builtin
 from tests.e2e.commands import User, user
 from tests.support import warm
 from tests.support.policies import weekly_sales
@@ -79,8 +80,17 @@ def test_a_wrong_task_file_is_named_with_its_line_before_anything_is_started(som
 
 def test_a_script_that_no_task_has_is_named(someone: User) -> None:
     code, process = someone.run("run", "weekly-sales", "--script", "nothing", template=warm.farm())
-    assert code == ExitCode.FAILED
+    assert code == ExitCode.TASK
     assert "it has: buggy, repair" in one_line(process.stderr)
+
+
+def test_a_task_without_scripts_says_what_to_do(someone: User) -> None:
+    task = load_builtin("weekly-sales").model_copy(update={"scripts": {}})
+    (someone.home / "task.json").write_text(task.model_dump_json())
+    code, process = someone.run("run", "task.json", template=warm.farm())
+    assert code == ExitCode.TASK
+    said = one_line(process.stderr)
+    assert 'weekly-sales: it has no script to run. Add one under "scripts", or let a model act' in said
 
 
 def test_a_wrong_setting_is_named(someone: User) -> None:

@@ -92,9 +92,15 @@ def test_a_permit_reserves_the_longest_lives_of_both_sandboxes_and_the_receipt_g
     assert books(farm, whose) == (cost, 0)
 
 
-@pytest.mark.parametrize(("whose", "answer"), [(RUN, PermitAnswer.RUN_BUDGET), (None, PermitAnswer.FARM_BUDGET)])
+@pytest.mark.parametrize(
+    ("whose", "answer", "command"),
+    [
+        (RUN, PermitAnswer.RUN_BUDGET, f"rollout-farm budget --run {RUN}"),
+        (None, PermitAnswer.FARM_BUDGET, "rollout-farm budget"),
+    ],
+)
 def test_what_cannot_be_paid_for_ends_as_budget_exhausted_and_running_episodes_finish(
-    farm: Farm, redis: Redis, whose: str | None, answer: PermitAnswer
+    farm: Farm, redis: Redis, whose: str | None, answer: PermitAnswer, command: str
 ) -> None:
     first = running(farm)
     cost = settle(farm, *first, Role.POLICY, 1)
@@ -104,7 +110,7 @@ def test_what_cannot_be_paid_for_ends_as_budget_exhausted_and_running_episodes_f
     with pytest.raises(EpisodeAborted) as refused:
         admit(farm, late[0].episode_id)
     assert refused.value.outcome is Outcome.BUDGET_EXHAUSTED
-    assert "rollout-farm budget" in refused.value.detail
+    assert refused.value.detail.endswith(f"see it: {command}"), "to be copied as it is"
     assert redis.zcard(Keys.PERMITS) == 1
     assert redis.zcard(Keys.WAITERS) == 0
     settle(farm, *first, Role.VERIFIER, 1)

@@ -238,7 +238,8 @@ def test_an_empty_redis_url_and_key_are_unset(tmp_path: Path, words: Sequence[st
         assert "REDIS_URL is not set" in done.stderr
 
 
-def test_terminus_serves_alone_with_local_sandboxes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_terminus_serves_alone_with_local_sandboxes_and_leaves_none(tmp_path: Path, number: signal.Signals) -> None:
     with subprocess.Popen(
         [*COMMAND, "terminus", "--port", "0"],
         cwd=tmp_path,
@@ -248,7 +249,7 @@ def test_terminus_serves_alone_with_local_sandboxes(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert re.match(r"Terminus at http://127\.0\.0\.1:\d+", process.stdout.readline())
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.communicate(timeout=30)
     assert process.returncode in (0, 130)
     assert [path.name for path in (tmp_path / ".farm").iterdir()] == ["sandboxes.log"]

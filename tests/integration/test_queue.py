@@ -19,7 +19,7 @@ from orchestrator.farm import Farm
 from orchestrator.queue import EXECUTABLE_EXTRAS, JOB_FUNCTION, JobQueue, refusal
 from orchestrator.records import EpisodeSpec
 from orchestrator.vocabulary import job_id
-from tests.support.bare_farm import a_spec, farm_settings
+from tests.support.bare_farm import a_spec, farm_settings, leased
 
 
 @pytest.fixture
@@ -86,6 +86,8 @@ def test_a_reserved_job_that_stepped_back_goes_to_the_end(farm: Farm) -> None:
     """In front it would be taken and given back again and again, before all those that could run."""
     other, stepped_back = a_spec(), a_spec(reservation_id="reservation-over")
     farm.queue.enqueue(other)
+    _, lease = leased(farm, stepped_back)
+    assert farm.ledger.defer(lease)
     farm.queue.enqueue(stepped_back, 2)
     assert farm.queue.rq.get_job_ids() == [job_id(other.episode_id, 1), job_id(stepped_back.episode_id, 2)]
 

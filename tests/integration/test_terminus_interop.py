@@ -90,6 +90,20 @@ def test_mcp_client_lists_one_tool_and_calls_it_both_ways(url: str) -> None:
         assert client.call_tool("terminal", command="pwd") == "/home/user\n"
 
 
+def test_every_call_is_a_step_however_it_comes(url: str) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        client.reset()
+        for number in (1, 3):
+            client.call_tool("terminal", command="true")
+            assert client.state().step_count == number
+            step(client, command="true")
+            assert client.state().step_count == number + 1
+        client.step(CallToolAction(tool_name="nope", arguments={}))
+        assert client.state().step_count == 5
+        client.reset()
+        assert client.state().step_count == 0
+
+
 def test_the_reward_is_the_share_of_verify_commands_that_pass(url: str) -> None:
     with MCPToolClient(base_url=url).sync() as client:
         client.reset(verify=["test -f answer", "false"])
@@ -98,6 +112,19 @@ def test_the_reward_is_the_share_of_verify_commands_that_pass(url: str) -> None:
     assert end.done
     assert end.reward == 0.5
     assert end.observation.result["data"] == "Answer submitted: done\nVerification: 1/2 passed; reward=0.5"
+
+
+def test_the_first_reward_stands(url: str) -> None:
+    with MCPToolClient(base_url=url).sync() as client:
+        client.reset(verify=["test -f answer"])
+        assert step(client, final_answer="too early").reward == 0.0
+        step(client, command="touch answer")
+        again = step(client, final_answer="and now")
+        assert (again.done, again.reward) == (True, 0.0)
+        assert again.observation.result["data"].startswith("Error: an answer was submitted already; reward=0.0")
+        assert client.call_tool("terminal", final_answer="and now").startswith("Error: an answer was submitted already")
+        client.reset(verify=["true"])
+        assert step(client, final_answer="in another episode").reward == 1.0
 
 
 def test_verify_commands_find_the_directory_for_their_logs(url: str) -> None:

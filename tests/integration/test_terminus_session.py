@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -55,6 +56,28 @@ def session(url: str) -> Iterator[TerminusSession]:
 def test_reset_makes_exactly_the_allocation_it_was_given(session: TerminusSession, provider: FakeProvider) -> None:
     assert session.reset(REQUEST) == "sbx0"
     assert provider.created == [REQUEST]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"verify": 5}, "verify: must be a command or a list of commands, got int"),
+        ({"setup": {"a": 1}}, "setup: must be a command or a list of commands, got dict"),
+        ({"setup": ["true", ["false"]]}, "setup: command 2 must be a string, got list"),
+        ({"verify_scripts": 0.5}, "verify_scripts: must be a command or a list of commands, got float"),
+        ({"setup": False}, "setup: must be a command or a list of commands, got bool"),
+    ],
+)
+def test_what_is_no_command_is_refused_before_a_sandbox_is_made(
+    url: str, provider: FakeProvider, arguments: dict[str, Any], said: str
+) -> None:
+    with GenericEnvClient(base_url=url).sync() as client:
+        metadata = client.reset(**arguments).observation["metadata"]
+        assert metadata["status"] == "error"
+        assert said in metadata["error"]
+        assert metadata["failure"]["kind"] == "create_rejected"
+        assert provider.created == []
+        assert client.reset(setup=None, verify="").observation["metadata"]["status"] == "ready"
 
 
 def test_a_command_is_an_observation_with_its_facts(session: TerminusSession, provider: FakeProvider) -> None:

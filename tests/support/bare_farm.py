@@ -83,9 +83,11 @@ def a_receipt(spec: EpisodeSpec, outcome: Outcome = Outcome.CANCELLED, **changes
     return Receipt(**{**given, **changes})
 
 
-def a_request(spec: EpisodeSpec, role: Role = Role.POLICY, *, farm_tag: str = "tag-of-ours") -> CreateRequest:
-    """The create request of an episode's first attempt, tagged as the executor tags it."""
-    name = allocation_id(spec.episode_id, 1, role)
+def a_request(
+    spec: EpisodeSpec, role: Role = Role.POLICY, *, farm_tag: str = "tag-of-ours", attempt: int = 1
+) -> CreateRequest:
+    """The create request of an episode's attempt, tagged as the executor tags it."""
+    name = allocation_id(spec.episode_id, attempt, role)
     return CreateRequest(
         allocation_id=name,
         template=spec.template,

@@ -34,4 +34,5 @@ def test_evaluations_are_compared_without_the_extra(tmp_path: Path) -> None:
 def test_a_script_without_the_extra_comes_as_far_as_its_name(tmp_path: Path) -> None:
     arguments = f"'evaluate', 'weekly-sales', '--script', 'nothing', '--output', {str(tmp_path / 'out')!r}]"
     done = run(f"{HIDDEN}{arguments}; deploy.cli.main()")
+    assert done.returncode == 7
     assert "it has: buggy, repair" in done.stderr.replace("\n", " ")

@@ -30,6 +30,7 @@ BUILT = [
     Keys.receipt("e"),
     Keys.finished("run"),
     Keys.ends("run"),
+    Keys.attempt("e"),
     Keys.budget("run"),
     Keys.wake("e"),
     Keys.creation("c"),

@@ -153,6 +153,17 @@ def test_unknown_name_gets_the_nearest_builtin(here: Path) -> None:
         load_builtin("nothing-like-it")
 
 
+def test_no_name_at_all_is_shown_as_such(here: Path) -> None:
+    with pytest.raises(TaskError, match=r"^'': neither a file nor a built-in task; built-in tasks: weekly-sales"):
+        load_tasks("")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "-" + "9" * 5000])
+def test_an_integer_that_python_does_not_read_is_told_of_in_our_words(here: Path, number: str) -> None:
+    problem = "is not valid JSON: integer of 5000 digits; write a shorter one, or a string"
+    assert problems(here / "t.json", f'{{"id": "one",\n "expected": {number}}}') == [f"t.json:2:14: {problem}"]
+
+
 @pytest.mark.parametrize("name", [".", "a\0b"])
 def test_path_that_cannot_be_read_is_a_task_error(here: Path, name: str) -> None:
     with pytest.raises(TaskError, match="cannot be read"):

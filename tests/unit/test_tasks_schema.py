@@ -123,6 +123,10 @@ def test_held_out_file_cannot_replace_the_submitted_artifact() -> None:
         ({"scripts": {"fix": ["true", "echo \ud800"]}}, "scripts.fix[1]"),
         ({"scripts": {"fix": "true"}}, "scripts.fix"),
         ({"budgets": {"command_seconds": 0}}, "budgets.command_seconds"),
+        ({"budgets": {"command_seconds": 0.09}}, "budgets.command_seconds"),
+        ({"budgets": {"verifier_command_seconds": 1e-9}}, "budgets.verifier_command_seconds"),
+        ({"budgets": {"deadline_seconds": 1e-9}}, "budgets.deadline_seconds"),
+        ({"budgets": {"policy_window_seconds": 0.99}}, "budgets.policy_window_seconds"),
         ({"budgets": {"command_seconds": True}}, "budgets.command_seconds"),
         ({"budgets": {"command_seconds": 601}}, "budgets.command_seconds"),
         ({"budgets": {"deadline_seconds": float("inf")}}, "budgets.deadline_seconds"),
@@ -132,6 +136,14 @@ def test_held_out_file_cannot_replace_the_submitted_artifact() -> None:
 )
 def test_wrong_value_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
     assert [line.split(": ")[1] for line in problems(**changes)] == [field]
+
+
+def test_a_budget_that_no_episode_can_meet_is_told_the_least() -> None:
+    budgets = {"deadline_seconds": 1e-9, "command_seconds": 0.01}
+    assert list(problems(budgets=budgets)) == [
+        "echo: budgets.deadline_seconds: must be at least 1",
+        "echo: budgets.command_seconds: must be at least 0.1",
+    ]
 
 
 def test_limits_themselves_are_allowed() -> None:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from orchestrator.errors import FarmError
-from orchestrator.tasks import Task
+from orchestrator.tasks import Task, TaskError
 from trainer.evaluation.identity import Subject, text_digest
 from trainer.evaluation.results import Usage
 
@@ -68,11 +67,11 @@ class ScriptPolicy:
         self.subject = Subject(kind="script", name=name, fingerprint=text_digest(name))
 
     def check(self, tasks: Sequence[Task]) -> None:
-        """Raise FarmError when a task has no such script."""
+        """Raise TaskError when a task has no such script."""
         for task in tasks:
             if self.name not in task.scripts:
                 has = ", ".join(task.scripts) or "none"
-                raise FarmError(f'{task.id}: no script {self.name!r}; it has: {has}. Add one under "scripts"')
+                raise TaskError([f'{task.id}: no script {self.name!r}; it has: {has}. Add one under "scripts"'])
 
     def begin(self, task: Task, seed: int) -> _Progress:
         """The beginning of an episode."""

@@ -6,7 +6,8 @@ Speaks the wire of OpenEnv's own Terminus (tool `terminal(command, final_answer)
 - Verify commands are held-out: whoever holds the session is often the policy itself. So `verify_commands` in metadata
   and state is always an empty list (the key and its kind stay), the reset message names their number, and results
   say passed or failed only.
-- The reward is passed/total of the verify commands. Nothing that the sandbox wrote (`reward.txt`) counts.
+- The reward is passed/total of the verify commands. Nothing that the sandbox wrote (`reward.txt`) counts. The first one
+  stands: who could submit again after it would try until it is good.
 - A creation is one attempt. Failures of a provider are typed data in the metadata (`failure`), and an error for plain
   clients; after one in a step the session stays failed.
 - `close` never raises: a failed deletion is reported (teardown.py).
@@ -34,9 +35,9 @@ from workers.terminus.session import (
     SessionDefaults,
     ShellResult,
     TerminusState,
-    coerce_commands,
     create_request,
     session_budgets,
+    session_commands,
 )
 from workers.terminus.teardown import TeardownFailures
 from workers.terminus.wire import to_wire
@@ -110,11 +111,9 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         self._failure, self._last = None, {}
         try:
             self._budgets = session_budgets(kwargs.get("budgets"), self._own_budgets)
+            setup, verify = session_commands(kwargs, "setup"), session_commands(kwargs, "verify")
             self._create(kwargs.get("allocation"))
-            return self._set_up(
-                coerce_commands(kwargs.get("setup", kwargs.get("setup_scripts"))),
-                coerce_commands(kwargs.get("verify", kwargs.get("verify_scripts"))),
-            )
+            return self._set_up(setup, verify)
         except ProviderError as error:
             self._failure = error
             self._state.last_error = str(error)
@@ -162,16 +161,17 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
 
     async def step_async(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         """Run one action; a terminal step's facts go into the metadata."""
-        self._last = {}
-        return self._stepped(await super().step_async(action, timeout_s=timeout_s, **kwargs))
+        self._last, before = {}, self._state.step_count
+        return self._stepped(await super().step_async(action, timeout_s=timeout_s, **kwargs), before)
 
     def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         """The same from synchronous code."""
-        self._last = {}
-        return self._stepped(super().step(action, timeout_s=timeout_s, **kwargs))
+        self._last, before = {}, self._state.step_count
+        return self._stepped(super().step(action, timeout_s=timeout_s, **kwargs), before)
 
-    def _stepped(self, seen: Observation) -> Observation:
-        self._state.step_count += 1
+    def _stepped(self, seen: Observation, before: int) -> Observation:
+        if self._state.step_count == before:  # the tool counts itself: plain MCP calls come past these steps
+            self._state.step_count += 1
         seen.metadata = {**seen.metadata, **self._last}
         if self._state.last_reward is not None:
             seen.done, seen.reward = True, self._state.last_reward
@@ -188,6 +188,7 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         )
 
     def _terminal(self, command: str, final_answer: str) -> str:
+        self._state.step_count += 1
         if self._failure is None and self._sandbox is None:
             self._last = {"failure": to_wire(SandboxGone("the session has no sandbox"))}
             return "Error: environment not reset. Call reset() first."
@@ -220,6 +221,8 @@ class TerminusEnvironment(MCPEnvironment):  # type: ignore[misc]
         return seen.text
 
     def _submit(self, answer: str) -> str:
+        if (reward := self._state.last_reward) is not None:
+            return f"Error: an answer was submitted already; reward={reward}. Call reset() for another episode."
         self._state.submitted_answer = answer
         if not self._verify:
             return f"Answer submitted: {answer}"

@@ -76,10 +76,17 @@ def session_budgets(given: Any, own: Budgets) -> Budgets:
         raise CreateRejected(f"budgets: {error.error_count()} fields are wrong") from error
 
 
-def coerce_commands(value: Any) -> list[str]:
-    """The commands of a `setup` or `verify` argument: none, one, or a list; blank ones are left out."""
-    if value is None:
-        return []
-    if isinstance(value, str):
-        return [value] if value.strip() else []
-    return [str(item) for item in value if str(item).strip()]
+def session_commands(reset: Mapping[str, Any], name: str) -> list[str]:
+    """The commands of reset's `setup` or `verify` (or `<name>_scripts`): none, one, or a list; blank ones are left out.
+
+    CreateRejected for anything else: nothing is created for a reset that cannot be carried out.
+    """
+    name = name if name in reset else f"{name}_scripts"
+    given = reset.get(name)
+    commands = [given] if isinstance(given, str) else [] if given is None else given
+    if not isinstance(commands, list | tuple):
+        raise CreateRejected(f"{name}: must be a command or a list of commands, got {type(given).__name__}")
+    for number, command in enumerate(commands, 1):
+        if not isinstance(command, str):
+            raise CreateRejected(f"{name}: command {number} must be a string, got {type(command).__name__}")
+    return [command for command in commands if command.strip()]
