@@ -4,8 +4,8 @@
 -- KEYS: 1 episode row, 2 open, 3 the last attempt of an earlier life, 4 transcript, 5 and after: the parts of its mailbox
 -- ARGV: 1 episode id, 2 its job's id up to the attempt, 3 spec JSON, 4 run id, 5 group id or '',
 --       6 id of the trainer that drives it or '', 7 name of the queue that its job goes to, 8 template,
---       9 the longest that its policy sandbox can live, s, 10 the same of its verifier, 11 id of the reservation of its batch or
---       '', 12 how long it may be queued while others of that batch run, ms
+--       9 the longest that its policy sandbox can live, s, 10 the same of its verifier,
+--       11 id of the reservation of its batch or '', 12 how long it may be queued while others of that batch run, ms
 -- Returns: 1 opened, 0 it was there already
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 local attempt = tonumber(redis.call('GET', KEYS[3]) or '0') + 1
