@@ -113,8 +113,19 @@ class Receipts:
             "list[tuple[str, dict[str, str]]]",
             self._redis.xrevrange(Keys.finished(run_id), newest, oldest, count=_PAGE),
         ):
-            yield [fields["episode"] for _, fields in page]
+            yield self._newest_of_each([(entry, fields["episode"]) for entry, fields in page])
             newest = f"({page[-1][0]}"
+
+    def _newest_of_each(self, page: list[tuple[str, str]]) -> list[str]:
+        """The episodes of these entries, less those whose receipt another entry announced.
+
+        Their rows tell, so that no list of what was seen has to be kept; older versions noted no entry there.
+        """
+        pipeline = self._redis.pipeline(transaction=False)
+        for _, episode in page:
+            pipeline.hget(Keys.episode(episode), "entry")
+        own = pipeline.execute()
+        return [episode for (entry, episode), known in zip(page, own, strict=True) if known in (None, entry)]
 
     def _settled(self, episodes: list[str], wanted: ReceiptFilter) -> Iterator[SettledReceipt]:
         texts = cast("list[str | None]", self._redis.mget([Keys.receipt(episode) for episode in episodes]))
