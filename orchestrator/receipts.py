@@ -70,6 +70,16 @@ class Receipts:
         for begin in range(0, len(episode_ids), _PAGE):
             yield from self._settled(list(episode_ids[begin : begin + _PAGE]), ReceiptFilter())
 
+    def gone(self, episode_ids: Sequence[str]) -> set[str]:
+        """Those of these episodes that have no receipt (any more): one count, and each by itself only if some are."""
+        keys = [Keys.receipt(episode) for episode in episode_ids]
+        if not keys or self._redis.exists(*keys) == len(set(keys)):
+            return set()
+        pipeline = self._redis.pipeline(transaction=False)
+        for key in keys:
+            pipeline.exists(key)
+        return {episode for episode, there in zip(episode_ids, pipeline.execute(), strict=True) if not there}
+
     def knows_run(self, run_id: str) -> bool:
         """Whether any episode of the run has ended within the retention time."""
         return bool(self._redis.exists(Keys.finished(run_id)))
