@@ -36,7 +36,7 @@ Fields = dict[str, str | int]
 class Running:
     """Unsettled sandboxes of one role in one state, and what those together cost that are not past their life.
 
-    A size that is not known yet is assumed (`Rates.assumed`).
+    A size that is not known yet is the one that its episode's money was reserved for, as in `Allocations.cost_of`.
     """
 
     role: Role

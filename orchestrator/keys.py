@@ -55,7 +55,8 @@ often its job vanished), cost_picousd and cost_counted (its settled sandboxes, s
 reservation that it came with, and how long it may be queued while others of that run); policy_seconds,
 verifier_seconds, reserved_policy, reserved_verifier, size, too_large, rates, unfunded_at (its money, scripts/_money.lua);
 arrived_at (when it first had to wait for a permit, and its place in that line ever after), left_at and away_ms (when it
-went back to the queue, and how long it has been there since it arrived); in the end outcome, finished_at.
+went back to the queue, and how long it has been there since it arrived); in the end outcome, finished_at, and
+entry (its own in its run's stream, where an id that was run again may have one from before until that is trimmed).
 
 RQ's own keys start with `rq:`.
 """

@@ -70,6 +70,16 @@ class Receipts:
         for begin in range(0, len(episode_ids), _PAGE):
             yield from self._settled(list(episode_ids[begin : begin + _PAGE]), ReceiptFilter())
 
+    def gone(self, episode_ids: Sequence[str]) -> set[str]:
+        """Those of these episodes that have no receipt (any more): one count, and each by itself only if some are."""
+        keys = [Keys.receipt(episode) for episode in episode_ids]
+        if not keys or self._redis.exists(*keys) == len(set(keys)):
+            return set()
+        pipeline = self._redis.pipeline(transaction=False)
+        for key in keys:
+            pipeline.exists(key)
+        return {episode for episode, there in zip(episode_ids, pipeline.execute(), strict=True) if not there}
+
     def knows_run(self, run_id: str) -> bool:
         """Whether any episode of the run has ended within the retention time."""
         return bool(self._redis.exists(Keys.finished(run_id)))
@@ -113,8 +123,19 @@ class Receipts:
             "list[tuple[str, dict[str, str]]]",
             self._redis.xrevrange(Keys.finished(run_id), newest, oldest, count=_PAGE),
         ):
-            yield [fields["episode"] for _, fields in page]
+            yield self._newest_of_each([(entry, fields["episode"]) for entry, fields in page])
             newest = f"({page[-1][0]}"
+
+    def _newest_of_each(self, page: list[tuple[str, str]]) -> list[str]:
+        """The episodes of these entries, less those whose receipt another entry announced.
+
+        Their rows tell, so that no list of what was seen has to be kept; older versions noted no entry there.
+        """
+        pipeline = self._redis.pipeline(transaction=False)
+        for _, episode in page:
+            pipeline.hget(Keys.episode(episode), "entry")
+        own = pipeline.execute()
+        return [episode for (entry, episode), known in zip(page, own, strict=True) if known in (None, entry)]
 
     def _settled(self, episodes: list[str], wanted: ReceiptFilter) -> Iterator[SettledReceipt]:
         texts = cast("list[str | None]", self._redis.mget([Keys.receipt(episode) for episode in episodes]))

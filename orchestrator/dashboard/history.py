@@ -1,7 +1,8 @@
 """What ended lately: a bounded ring filled from receipts, and its points counted into buckets of time for the charts.
 
-What always holds: the receipts are the truth, so a restart loses nothing of it; no more than RING episodes are kept;
-once it is filled, a look reads only what was written since the last one. The counting is pure.
+What always holds: the receipts are the truth, so a restart loses nothing of it and shows nothing else; no more than
+RING episodes are kept; once it is filled, a look reads only what was written since the last one, and what takes the
+place of receipts that have ended. The counting is pure.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import SettledReceipt
@@ -65,16 +67,35 @@ class History:
         return tuple(self._known.values())
 
     def look(self, now: float) -> None:
-        """Take in what was written since the last look; `now` is Redis's time in unix seconds. Raises RedisError."""
+        """Take in what was written since the last look, and drop what has no receipt any more.
+
+        Receipts end, and a Redis can be emptied. `now` is Redis's time in unix seconds. Raises RedisError.
+        """
         if self._looked_at is not None and self._looked_at > now:
             self._looked_at = None  # the clock stepped back: what was written since is older than the last look
         since = None if self._looked_at is None else self._looked_at - _OVERLAP_SECONDS
         found = [ended_of(settled) for settled in self._receipts.select(ReceiptFilter(since=since), limit=RING)]
         self._looked_at = now
+        self._take(found)
+        self._drop(self._receipts.gone(list(self._known)))
+
+    def _take(self, found: Iterable[Ended]) -> None:
         fresh = {ended.episode_id: ended for ended in found}
         older = (ended for name, ended in self._known.items() if name not in fresh)
         newest = sorted((*fresh.values(), *older), key=lambda ended: -ended.finished_at)[:RING]
         self._known = {ended.episode_id: ended for ended in newest}
+
+    def _drop(self, gone: Set[str]) -> None:
+        """Into the places of a full ring come older ones again, of processes that keep their receipts for longer."""
+        if not gone:
+            return
+        oldest, full = min(ended.finished_at for ended in self._known.values()), len(self._known) == RING
+        for name in gone:
+            del self._known[name]
+        if full:
+            before = self._receipts.select(ReceiptFilter(until=oldest + _OVERLAP_SECONDS))
+            new = (ended_of(settled) for settled in before if settled.receipt.episode_id not in self._known)
+            self._take(list(islice(new, len(gone))))
 
     def renew(self, unsettled: Callable[[Sequence[str]], Set[str]]) -> None:
         """Read the episodes again of which a sandbox was settled late; `unsettled` tells which are not.

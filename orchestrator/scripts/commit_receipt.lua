@@ -34,7 +34,9 @@ redis.call('HSET', KEYS[1], 'state', 'final', 'outcome', ARGV[4], 'finished_at',
 for part = 22, #KEYS do redis.call('EXPIRE', KEYS[part], ARGV[12]) end
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('ZREM', KEYS[3], ARGV[1])
-redis.call('ZADD', KEYS[19], now + life, redis.call('XADD', KEYS[6], '*', 'episode', ARGV[1]))
+local entry = redis.call('XADD', KEYS[6], '*', 'episode', ARGV[1])
+redis.call('ZADD', KEYS[19], now + life, entry)
+redis.call('HSET', KEYS[1], 'entry', entry)  -- an id that was run again may stand there from before
 trim_stream(KEYS[6], KEYS[19], now)
 outlive(KEYS[6], life)
 outlive(KEYS[19], life)

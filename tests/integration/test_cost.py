@@ -21,10 +21,10 @@ from orchestrator.metrics import read, registry_of
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec, Operation
 from orchestrator.rows import Lease
-from orchestrator.spending import Bill, Spending, burn_picousd_per_hour
+from orchestrator.spending import Bill, Spending, burn_picousd_per_hour, cost_so_far
 from orchestrator.status import read_status
 from orchestrator.vocabulary import Outcome, Role
-from tests.support.bare_farm import TASK, a_receipt, a_spec, intended, leased, stored
+from tests.support.bare_farm import TASK, a_receipt, a_spec, admit, intended, leased, stored
 
 HOUR_PICOUSD = 108_900_000_000
 """Of 2 vCPU and 512 MiB."""
@@ -188,6 +188,29 @@ def test_a_sandbox_whose_size_is_not_known_yet_burns_as_one_of_the_assumed_size(
     assert burn_picousd_per_hour(farm.ledger.allocations.running()) == assumed > 0
     assert read_status(farm).burn_picousd_per_hour == assumed
     assert f"farm_burn_usd_per_hour {float(usd(assumed))}" in generate_latest(registry_of(read(farm))).decode()
+
+
+def test_burn_accrual_and_price_agree_on_a_sandbox_whose_size_nobody_read(farm: Farm) -> None:
+    """Its template is known to be larger than what this reader would assume."""
+    spec, lease = leased(farm)
+    row = intended(farm, spec, lease)
+    farm.ledger.allocations.created(row, "sandbox-1", lease.token, creating_ms=10)
+    farm.ledger.allocations.sized(row, vcpus=8, memory_mb=8192)
+    farm.ledger.allocations.absent(row, lease.token, running_ms=1000)
+    farm.ledger.commit(a_receipt(spec, allocations=(row.allocation_id,)), lease.token)
+
+    spec, lease = leased(farm)
+    admit(farm, spec.episode_id)
+    row = intended(farm, spec, lease, longest_seconds=7200)
+    farm.ledger.allocations.created(row, "sandbox-2", lease.token, creating_ms=10)
+    row = stored(farm, row.allocation_id)
+    assert row.created_at is not None
+    hourly = cost_picousd(3_600_000, vcpus=8, memory_mb=8192, rates=LIST_PRICES)
+    assert burn_picousd_per_hour(farm.ledger.allocations.running()) == hourly
+    assert cost_so_far(farm.ledger.allocations, row, row.created_at + 3600) == hourly
+    farm.ledger.allocations.absent(row, lease.token, running_ms=3_600_000)
+    assert stored(farm, row.allocation_id).cost_picousd == hourly
+    farm.ledger.commit(a_receipt(spec, allocations=(row.allocation_id,)), lease.token)
 
 
 def test_many_receipts_are_read_a_page_at_a_time(farm: Farm) -> None:

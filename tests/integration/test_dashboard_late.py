@@ -8,13 +8,13 @@ import pytest
 from redis import Redis
 
 from orchestrator.allocations import RECONCILER_TOKEN
-from orchestrator.dashboard.history import Ended
+from orchestrator.dashboard.history import RING, Ended
 from orchestrator.dashboard.lookout import Lookout
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.records import Allocation
 from orchestrator.vocabulary import Outcome, Role
-from tests.support.bare_farm import a_receipt, intended, leased
+from tests.support.bare_farm import a_receipt, a_spec, intended, leased
 
 HOUR = 3600
 PRICE = 30_250_000
@@ -79,10 +79,44 @@ def test_of_two_sandboxes_each_is_counted_when_it_is_settled(farm: Farm) -> None
         assert costs(lookout) == done * 10 * PRICE
 
 
-def test_a_receipt_that_expired_is_not_asked_for_again(farm: Farm, redis: Redis) -> None:
-    (row,) = late(farm, Role.POLICY)
+def test_an_episode_goes_with_its_receipt(farm: Farm, redis: Redis) -> None:
+    (kept,), (row,) = late(farm, Role.POLICY), late(farm, Role.POLICY)
     lookout = looking(farm)
     settle(farm, row)
-    redis.delete(Keys.receipt(row.episode_id))
-    (one,) = shown(lookout)
-    assert one.settled
+    redis.delete(Keys.receipt(row.episode_id))  # as its end does
+    assert [one.episode_id for one in shown(lookout)] == [kept.episode_id]
+    settle(farm, kept)
+    assert costs(lookout) == 10 * PRICE
+
+
+def test_nothing_is_shown_of_a_redis_that_was_emptied(farm: Farm, redis: Redis) -> None:
+    late(farm, Role.POLICY)
+    lookout = looking(farm)
+    assert len(shown(lookout)) == 1
+    redis.flushdb()
+    assert shown(lookout) == ()
+
+
+def test_an_id_that_was_run_again_is_shown_as_it_ended_last(farm: Farm, redis: Redis) -> None:
+    spec = a_spec("e-again")
+    lookout = Lookout(farm, clock=map(float, count()).__next__)
+    for outcome in (Outcome.CANCELLED, Outcome.SOLVED):
+        redis.delete(Keys.receipt(spec.episode_id), Keys.episode(spec.episode_id))  # as their common end does
+        _, lease = leased(farm, spec)
+        now = farm.ledger.now()
+        farm.ledger.commit(a_receipt(spec, outcome, queued_at=now - 1, finished_at=now), lease.token)
+        assert [one.outcome for one in shown(lookout)] == [outcome]
+
+
+def test_a_full_ring_takes_older_ones_in_the_places_of_those_that_are_gone(farm: Farm, redis: Redis) -> None:
+    begin, pipeline = farm.ledger.now() - HOUR, redis.pipeline(transaction=False)
+    names = [f"e-{number:05d}" for number in range(RING + 30)]
+    for number, name in enumerate(names):
+        receipt = a_receipt(a_spec(name), queued_at=begin + number - 1, finished_at=begin + number)
+        pipeline.set(Keys.receipt(name), receipt.model_dump_json(), ex=1000)
+        pipeline.zadd(Keys.RECEIPTS, {name: int(1000 * (begin + number))})
+    pipeline.execute()
+    lookout = looking(farm)
+    redis.delete(*map(Keys.receipt, names[100:110]))  # of a process that keeps them for a shorter time
+    seen = [one.episode_id for one in shown(lookout)]
+    assert seen == [*names[110:][::-1], *names[20:100][::-1]]

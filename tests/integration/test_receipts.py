@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from orchestrator.cost import By
 from orchestrator.farm import Farm
 from orchestrator.keys import Keys
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec, SettledReceipt
+from orchestrator.spending import Spending
 from orchestrator.vocabulary import Outcome
 from tests.support.bare_farm import a_receipt, a_spec, intended, leased, opened_farm, stored
 from tests.support.waiting import wait_until
@@ -154,13 +156,41 @@ def test_a_receipt_comes_with_its_allocations_as_they_stand(farm: Farm) -> None:
     assert total == int(farm.redis.hget(Keys.COUNTERS, "cost_picousd:policy") or 0) > 0
 
 
-def test_an_export_never_holds_more_than_a_page(farm: Farm, redis: Redis) -> None:
+@pytest.mark.parametrize("between", [0, MANY], ids=["on one page", "pages apart"])
+def test_an_id_run_again_is_one_receipt_of_its_run(farm: Farm, redis: Redis, between: int) -> None:
+    """The entry of its first life stays in the run's stream until some later commit trims it."""
+    first = ended(farm, episode_id="e-again")
+    redis.delete(Keys.receipt(first.episode_id), Keys.episode(first.episode_id))  # as their common end does
+    others = [f"e-{number:06d}" for number in range(between)]
+    for name in others:
+        redis.set(Keys.receipt(name), a_receipt(a_spec(name)).model_dump_json(), ex=1000)
+        redis.xadd(Keys.finished("run-test"), {"episode": name})
+    ended(farm, Outcome.SOLVED, episode_id="e-again")
+
+    newest_first = ["e-again", *others[::-1]]
+    assert select(farm, run_id="run-test") == newest_first
+    assert select(farm, run_id="run-test", limit=1) == ["e-again"]
+    _, bill = Spending(farm.ledger, reader(farm)).bills(By.EPISODE, ReceiptFilter(run_id="run-test"))
+    assert bill.episodes == len(newest_first)
+
+
+def test_an_id_that_runs_again_is_no_receipt_of_its_run_yet(farm: Farm, redis: Redis) -> None:
+    first = ended(farm, episode_id="e-again")
+    redis.delete(Keys.receipt(first.episode_id), Keys.episode(first.episode_id))
+    spec, lease = leased(farm, a_spec("e-again"))
+    assert select(farm, run_id="run-test") == []
+    farm.ledger.commit(a_receipt(spec), lease.token)
+
+
+@pytest.mark.parametrize("run", [None, "run-test"], ids=["all", "of a run"])
+def test_an_export_never_holds_more_than_a_page(farm: Farm, redis: Redis, run: str | None) -> None:
     """Memory at its highest is the same for many pages as for few."""
+    wanted = ReceiptFilter(run_id=run)
 
     def peak(count: int) -> int:
         tracemalloc.start()
         try:
-            assert sum(1 for _ in reader(farm).select(ReceiptFilter(), limit=count)) == count
+            assert sum(1 for _ in reader(farm).select(wanted, limit=count)) == count
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
