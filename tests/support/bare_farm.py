@@ -101,9 +101,12 @@ def leased(farm: Farm, spec: EpisodeSpec | None = None, *, lease_seconds: float 
     """An open episode and the lease of a slot that took it, and its job off the queue."""
     spec = spec or a_spec()
     farm.ledger.open(spec)
-    lease = farm.ledger.take(spec.episode_id, 1, f"owner-{uuid.uuid4().hex[:8]}", lease_seconds=lease_seconds)
+    row = farm.ledger.row(spec.episode_id)
+    assert row is not None
+    owner = f"owner-{uuid.uuid4().hex[:8]}"
+    lease = farm.ledger.take(spec.episode_id, row.attempt, owner, lease_seconds=lease_seconds)
     assert lease is not None
-    farm.queue.forget(job_id(spec.episode_id, 1))
+    farm.queue.forget(job_id(spec.episode_id, row.attempt))
     return spec, lease
 
 
