@@ -19,7 +19,7 @@ def parse_moment(text: str, *, now: float, option: str) -> float:
         raise SettingsError(
             f"{option} {text!r}: these are not seconds; for milliseconds leave out the last three digits"
         )
-    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text):
+    if ago := re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)\s*([smhdw])", text):
         return now - float(ago[1]) * _UNITS[ago[2]]
     if re.fullmatch(r"\d{9,}(\.\d+)?", text):  # shorter ones are dates (20261130) or slips
         return float(text)
@@ -31,6 +31,17 @@ def parse_moment(text: str, *, now: float, option: str) -> float:
             "or unix seconds"
         ) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def parse_span(since: str | None, until: str | None, *, now: float) -> tuple[float | None, float | None]:
+    """Both ends of `--since` and `--until`, None where not given; raises SettingsError when nothing can lie between."""
+    begin, end = (
+        None if text is None else parse_moment(text, now=now, option=option)
+        for text, option in ((since, "--since"), (until, "--until"))
+    )
+    if begin is not None and end is not None and end < begin:
+        raise SettingsError(f"--until {until} is before --since {since}: nothing can lie between")
+    return begin, end
 
 
 def show_moment(seconds: float | None) -> str:

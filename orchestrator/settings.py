@@ -161,7 +161,7 @@ class Settings(BaseSettings):
     terminus_hung_seconds: Seconds = 30
     """A worker's Terminus server that answers nothing for so long is killed, and started again."""
     reconcile_seconds: Seconds = 2
-    receipt_retention_seconds: Annotated[int, Field(ge=60)] = 30 * 86_400
+    receipt_retention_seconds: Annotated[int, Field(ge=60, le=3_660 * 86_400)] = 30 * 86_400
     transcript_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024
     """Cap of one episode's transcript; 0 switches transcripts off."""
 

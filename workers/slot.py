@@ -11,9 +11,11 @@ import gc
 import logging
 import os
 import signal
+import traceback
 from collections.abc import Iterable
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 from redis.client import Pipeline
 from redis.exceptions import RedisError
@@ -73,6 +75,13 @@ class SlotWorker(Worker):
         """Let what RQ keeps of it expire: of a job that names no time, unlike ours, a result stays for ever."""
         job.failure_ttl = KEEP_SECONDS
         super().handle_job_failure(job, queue, started_job_registry, exc_string, execution)
+
+    def handle_exception(self, job: Job, *exc_info: Any) -> None:
+        """Log what a job raised, with its traceback. RQ's own adds the arguments: of ours, what a task keeps from its
+        policy and the environment that it gives its sandboxes, which may be secret. There are no other handlers.
+        """
+        text = "".join(traceback.format_exception(*exc_info))
+        self.log.error("job %s: exception raised while executing\n%s", job.id, text)
 
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
@@ -185,6 +194,7 @@ def slot_worker(settings: Settings, slot_id: str) -> SlotWorker:
         connection=connection,
         serializer=JSONSerializer,
         job_monitoring_interval=5,
+        log_job_description=False,  # RQ makes one of the arguments for whoever gives none
         worker_ttl=BLOCK_SECONDS + _RQ_MARGIN_SECONDS,
     )
 

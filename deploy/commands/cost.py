@@ -59,7 +59,7 @@ def cost(
     from deploy.commands.receipts import require_run
     from deploy.commands.resolve import connected_settings
     from deploy.logs import start_logging
-    from deploy.timestamps import parse_moment
+    from deploy.timestamps import parse_span
     from orchestrator.cost import usd
     from orchestrator.farm import open_farm
     from orchestrator.receipts import ReceiptFilter, Receipts
@@ -70,10 +70,7 @@ def cost(
     farm = open_farm(settings)
     receipts = Receipts(farm.redis, farm.ledger.allocations)
     now = farm.ledger.now()
-    begin, end = (
-        None if text is None else parse_moment(text, now=now, option=option)
-        for text, option in ((since, "--since"), (until, "--until"))
-    )
+    begin, end = parse_span(since, until, now=now)
     if run is not None:
         require_run(farm, receipts, run)
     wanted = ReceiptFilter(run_id=run, group_id=group, task_id=task, since=begin, until=end)

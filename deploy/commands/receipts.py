@@ -84,6 +84,7 @@ def receipts(
     """
     from deploy.commands.resolve import connected_settings
     from deploy.logs import start_logging
+    from deploy.timestamps import parse_span
     from orchestrator.errors import SettingsError
     from orchestrator.farm import open_farm
     from orchestrator.receipts import ReceiptFilter
@@ -102,18 +103,10 @@ def receipts(
     if episode is not None:
         _write(_one(farm, episode, chosen, transcript=transcript), output)
         return
-    begin, end = (_moment(farm, text, option) for text, option in ((since, "--since"), (until, "--until")))
-    if begin is not None and end is not None and end < begin:
-        raise SettingsError(f"--until {until} is before --since {since}: nothing can lie between")
+    begin, end = parse_span(since, until, now=farm.ledger.now())
     outcomes = frozenset(outcome) if outcome else None
     rewarded = scored if scored or aborted else None
     _write(_many(farm, ReceiptFilter(run, group, task, outcomes, rewarded, begin, end), chosen, limit), output)
-
-
-def _moment(farm: Farm, text: str | None, option: str) -> float | None:
-    from deploy.timestamps import parse_moment
-
-    return None if text is None else parse_moment(text, now=farm.ledger.now(), option=option)
 
 
 def _many(farm: Farm, wanted: ReceiptFilter, chosen: Format, limit: int | None) -> Iterator[str]:

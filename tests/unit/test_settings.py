@@ -226,8 +226,11 @@ def test_a_dotenv_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     assert str(caught.value) == f"{tmp_path / '.env'}: is not UTF-8 (byte 12); save it as UTF-8, or remove it"
 
 
-def test_receipts_are_kept_for_thirty_days_by_default() -> None:
+def test_receipts_are_kept_for_thirty_days_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings().receipt_retention_seconds == 30 * 24 * 60 * 60
+    monkeypatch.setenv("FARM_RECEIPT_RETENTION_SECONDS", str(10**16))  # Redis could not write such a receipt
+    with pytest.raises(SettingsError, match="FARM_RECEIPT_RETENTION_SECONDS"):
+        load_settings()
 
 
 SECRETS = ["E2B_API_KEY", "FARM_E2B_API_KEY", "FARM_METRICS_TOKEN", "FARM_TERMINUS_TOKEN"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.timestamps import parse_moment, show_moment
+from deploy.timestamps import parse_moment, parse_span, show_moment
 from orchestrator.errors import SettingsError
 
 NOW = 1_800_000_000.0
@@ -31,7 +31,7 @@ def test_every_way_to_write_a_moment(text: str, expected: float) -> None:
     assert parse_moment(text, now=NOW, option="--since") == expected
 
 
-@pytest.mark.parametrize("text", ["", "soon", "2 hours", "-1h", "h", "12", "2026-13-01", "nan"])
+@pytest.mark.parametrize("text", ["", "soon", "2 hours", "-1h", "h", "12", "2026-13-01", "nan", "9" * 400 + "d"])
 def test_what_is_no_moment_is_named_with_its_option(text: str) -> None:
     with pytest.raises(SettingsError, match=r"--until.*write how long ago"):
         parse_moment(text, now=NOW, option="--until")
@@ -41,6 +41,13 @@ def test_what_is_no_moment_is_named_with_its_option(text: str) -> None:
 def test_milliseconds_are_not_taken_for_the_far_future(text: str) -> None:
     with pytest.raises(SettingsError, match=r"--since.*leave out the last three digits"):
         parse_moment(text, now=NOW, option="--since")
+
+
+def test_a_span_that_ends_before_it_begins_is_refused() -> None:
+    assert parse_span(None, "2h", now=NOW) == (None, NOW - 7_200)
+    assert parse_span("2h", "2h", now=NOW) == (NOW - 7_200, NOW - 7_200)
+    with pytest.raises(SettingsError, match="--until 3h is before --since 2h"):
+        parse_span("2h", "3h", now=NOW)
 
 
 def test_a_moment_is_shown_in_utc_and_none_as_a_dash() -> None:
