@@ -171,6 +171,8 @@ def test_one_episode_is_shown_in_full_with_its_transcript(lasting: Field, tmp_pa
         (["receipts", "--outcome", "lucky"], ExitCode.USAGE, "lucky"),
         (["receipts", "--scored", "--aborted"], ExitCode.USAGE, "either --scored or --aborted"),
         (["receipts", "--since", "1h", "--until", "2h"], ExitCode.SETTINGS, "--until 2h is before --since 1h"),
+        (["cost", "--since", "1h", "--until", "2h"], ExitCode.SETTINGS, "--until 2h is before --since 1h"),
+        (["cost", "--until", f"{'9' * 400}s"], ExitCode.SETTINGS, "write how long ago"),
         (["cancel"], ExitCode.SETTINGS, "say what to cancel"),
         (["cancel", "--episode", "e-open", "--run", "run-c"], ExitCode.SETTINGS, "say what to cancel"),
         (["cancel", "--episode", "e-nobody"], ExitCode.FAILED, "no episode 'e-nobody'"),
