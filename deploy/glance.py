@@ -215,7 +215,7 @@ def _spending(reading: Status) -> Fact:
     if budget.limit_picousd is None or budget.left_picousd is None:
         return Fact("spent", text)
     left = f"; {usd(budget.left_picousd):.4f} left of {usd(budget.limit_picousd):f}"
-    return Fact("spent", text + left, alarm=budget.left_picousd * 5 < budget.limit_picousd)
+    return Fact("spent", text + left, alarm=budget.left_picousd * 5 <= budget.limit_picousd)
 
 
 def _last(board: Board) -> list[tuple[str, ...]]:

@@ -19,7 +19,8 @@ _TAKEN_SECONDS = 30.0
 """Lease of who ends it: far longer than the receipt takes."""
 
 _DETAILS = {
-    Outcome.ADMISSION_TIMEOUT: "no slot took it while others of its reserved batch ran: see that its workers run",
+    Outcome.ADMISSION_TIMEOUT: "no slot took it while others of its reserved batch ran: see that its workers run, "
+    "and that no more was submitted than reserved",
     Outcome.CANCELLED: "cancelled before it was taken",
     Outcome.TRAINER_LOST: "its trainer sent no heartbeat any more before it was taken",
     Outcome.WORKER_LOST: "its job was lost again and again before anybody could begin it",

@@ -73,11 +73,14 @@ class Capacity:
     concurrency_limit: int
     permits: int
     reserved: int
+    permits_elsewhere: int = 0
+    """Of the permits, those of episodes of other queues: they hold none of these slots."""
 
     @property
     def free(self) -> int:
         """min(live slots, concurrency limit) minus what is admitted or reserved."""
-        return max(0, min(self.live_slots, self.concurrency_limit) - self.permits - self.reserved)
+        slots = self.live_slots + self.permits_elsewhere
+        return max(0, min(slots, self.concurrency_limit) - self.permits - self.reserved)
 
 
 @dataclass(frozen=True)
@@ -271,10 +274,11 @@ class Limiter:
             ],
         )
 
-    def capacity(self) -> Capacity:
-        """What could be admitted now."""
+    def capacity(self, queue: str = "") -> Capacity:
+        """What could be admitted now, of one queue's episodes or of all."""
         keys = [Keys.PERMITS, Keys.LIMITS, Keys.RESERVATIONS, Keys.SLOTS]
-        return Capacity(*self._scripts.run("read_capacity", keys, [self._defaults.concurrency_limit]))
+        args: list[str | int | float] = [self._defaults.concurrency_limit, queue, Keys.worker(""), Keys.episode("")]
+        return Capacity(*self._scripts.run("read_capacity", keys, args))
 
     def reserve(
         self,
@@ -284,12 +288,12 @@ class Limiter:
         life_seconds: float,
         wait_seconds: float = 0.0,
         patience_seconds: float = _PATIENCE_SECONDS,
-        slots_elsewhere: int = 0,
+        queue: str = "",
     ) -> bool:
         """Reserve `count` places at once or none, waiting in line for them; False when they were not free in time.
 
-        An episode that stepped back keeps its place before the batch for `patience_seconds` at most. Of the live
-        slots, `slots_elsewhere` take no job of it. Raises NeverFits when so many can never be live together.
+        An episode that stepped back keeps its place before the batch for `patience_seconds` at most. Its places
+        are slots of `queue`, '' for any. Raises NeverFits when so many can never be live together.
         """
         ends, name = time.monotonic() + wait_seconds, _in_line(reservation_id, count)
         with self._leaving(name, reservation_id):
@@ -301,7 +305,7 @@ class Limiter:
                     life_seconds=life_seconds,
                     stays=left > 0,
                     patience_seconds=patience_seconds,
-                    slots_elsewhere=slots_elsewhere,
+                    queue=queue,
                 ):
                     return True
                 if left <= 0:
@@ -316,7 +320,7 @@ class Limiter:
         life_seconds: float,
         stays: bool,
         patience_seconds: float = _PATIENCE_SECONDS,
-        slots_elsewhere: int = 0,
+        queue: str = "",
     ) -> bool:
         """Ask once for a batch's places: the step that `reserve` repeats; one that `stays` keeps its place in line."""
         name = _in_line(reservation_id, count)
@@ -333,7 +337,7 @@ class Limiter:
         ]
         args: list[str | int | float] = [self._defaults.concurrency_limit, reservation_id, count]
         args += [int(life_seconds * 1000), int(stays), name, Keys.WAKE_PREFIX, int(patience_seconds * 1000)]
-        args += [slots_elsewhere]
+        args += [queue, Keys.worker(""), Keys.episode("")]
         fits, slots, configured = self._scripts.run("reserve_batch", keys, args)
         if not fits and (slots < count or configured < count):
             raise NeverFits(_never_fits(count, slots, configured))

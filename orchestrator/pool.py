@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from types import TracebackType
 
@@ -115,9 +115,7 @@ class Pool:
     @redis_border
     def capacity(self) -> Capacity:
         """What could be admitted now; live slots are those that take this pool's jobs (`FARM_QUEUE`)."""
-        found = self._limiter.capacity()
-        elsewhere = self._presence.slots_elsewhere(self.settings.queue)
-        return replace(found, live_slots=max(0, found.live_slots - elsewhere))
+        return self._limiter.capacity(self.settings.queue)
 
     @redis_border
     def balance(self) -> Balance:
@@ -165,7 +163,7 @@ class Pool:
             life_seconds=budgets.reserved_admission_seconds,
             wait_seconds=wait_seconds,
             patience_seconds=budgets.admission_seconds,
-            slots_elsewhere=self._presence.slots_elsewhere(self.settings.queue),
+            queue=self.settings.queue,
         ):
             free, line = self.capacity(), self._limiter.read()
             raise PlacesTaken(
@@ -306,8 +304,9 @@ class Pool:
 
     def close(self) -> None:
         """Cancel this pool's open remote episodes and stop its heartbeat. Can be called again."""
-        for episode in [*self._kept(), *self._begun.copy().values()]:
-            if episode.remote:
+        begun = list(self._begun.values())  # whatever drives them: nobody waits for them
+        for episode in [*self._kept(), *begun]:
+            if episode.remote or episode in begun:
                 try:
                     episode.cancel()
                 except (FarmError, RedisError) as error:

@@ -116,12 +116,6 @@ class Presence:
         seconds, micros = self._redis.time()
         return cast("list[str]", self._redis.zrangebyscore(Keys.SLOTS, seconds * 1000 + micros // 1000, "+inf"))
 
-    def slots_elsewhere(self, queue: str) -> int:
-        """How many live slots take the jobs of another queue, and none of this one."""
-        slots = self.live_slots()
-        theirs = {row.worker_id for row in self.workers_of(slots) if row.queue not in ("", queue)}
-        return sum(worker_of(slot) in theirs for slot in slots)
-
     def taking(self, host: str) -> list[str]:
         """Ids of the workers of this host that have a live slot, and so take episodes."""
         return [row.worker_id for row in self.workers_of(self.live_slots()) if row.host == host]

@@ -111,6 +111,7 @@ class Reconciler:
 
     def interrupted(self) -> None:
         """Redis was away: give every lease its full time again before anything is declared lost."""
+        self._apart.clear()
         self._watched_since = self._ledger.now()
 
     @property
@@ -208,6 +209,7 @@ class Reconciler:
         # lease look over at once, or none ever
         if clock - self._looked > self._lease_seconds / 2 or abs(step) > self._lease_seconds / 2:
             self._watched_since = now
+            self._apart.clear()  # no slot could take anything either
 
     def _begin_anew(self, view: Snapshot) -> None:
         """The dead have no more than their time left, whatever Redis's clock did meanwhile."""

@@ -72,6 +72,9 @@ ANSWER_SECONDS = 5.0
 _VERIFIER_ANSWER_SECONDS = 10.0
 """What the answer of the verifier's command may take beyond the command."""
 
+_TURNAROUND_SECONDS = 2.0
+"""What a slot may take from one episode to the next, on a busy host."""
+
 REDIS_TLS_FILES = ("redis_ca_file", "redis_certificate_file", "redis_key_file")
 
 
@@ -105,7 +108,7 @@ class Budgets(BaseModel):
     @property
     def together_seconds(self) -> float:
         """How long one of a reserved batch may be queued while others of it run: far less than their policy windows."""
-        return min(self.reserved_admission_seconds, self.policy_window_seconds / 4)
+        return min(self.reserved_admission_seconds, max(_TURNAROUND_SECONDS, self.policy_window_seconds / 4))
 
     def longest_seconds(self, role: Role) -> int:
         """The longest that such a sandbox can live, and cost, with nobody there to delete it.

@@ -31,7 +31,7 @@ class Batch:
 
     def takes(self, before: Episode | None) -> bool:
         """Whether the next episode of the environment that had `before` can be one of it."""
-        return not self.used and len(self.episodes) < self.size and before not in self.episodes
+        return len(self.episodes) < self.size and before not in self.episodes
 
     def refuse_more(self, before: Episode | None) -> None:
         """Raise CapacityError when the generation goes on beyond it: nobody acts before all of one are reset.

@@ -337,7 +337,7 @@ class RemoteEpisodes:
         if self.on_abort == "exclude" and not self._in_block:
             raise FarmError(
                 "on_abort='exclude' takes FarmGRPOTrainer: TRL's own would keep an aborted episode's completion in its "
-                "loss; use that one, or on_abort='raise'"
+                "loss; use that one, on_abort='raise', or in a loop of your own `with episodes.batch(n)`"
             )
 
     def _resets_done(self) -> None:

@@ -167,7 +167,8 @@ def _money(look: Look) -> Markup:
     if budget.limit_picousd is None or budget.left_picousd is None:
         return tile("Spent", spent, "without a budget", note)
     note += f"; {dollars(budget.reserved_picousd)} reserved, {dollars(max(0, budget.left_picousd))} left"
-    share = (budget.spent_picousd + budget.reserved_picousd) / max(1, budget.limit_picousd)
+    taken = budget.spent_picousd + budget.reserved_picousd
+    share = taken / budget.limit_picousd if budget.limit_picousd else 1.0
     return tile("Spent", spent, f"of {dollars(budget.limit_picousd)}", note, share=share, alarm=share >= 0.8)
 
 

@@ -104,6 +104,27 @@ local function last_place(now, ...)
   return place
 end
 
+-- The live slots that take a queue's jobs, and the permits of other queues' episodes. A farm has one queue as a rule, so
+-- permits are looked at only where some slot takes another's. A worker or episode that names none is taken for ours.
+-- `workers` and `episodes` are key prefixes; queue '' stands for all queues together.
+local function places_of_queue(queue, slots, permits, workers, episodes, now)
+  local here, elsewhere, queue_of = 0, false, {}
+  for _, slot in ipairs(redis.call('ZRANGEBYSCORE', slots, now, '+inf')) do
+    local worker = string.match(slot, '^(.*)%-[^-]*$') or slot
+    local theirs = queue_of[worker] or queue ~= '' and redis.call('HGET', workers .. worker, 'queue') or ''
+    queue_of[worker] = theirs
+    if theirs == '' or theirs == queue then here = here + 1 else elsewhere = true end
+  end
+  local others = 0
+  if elsewhere then
+    for _, episode in ipairs(redis.call('ZRANGE', permits, 0, -1)) do
+      local theirs = redis.call('HGET', episodes .. episode, 'queue') or queue
+      if theirs ~= '' and theirs ~= queue then others = others + 1 end
+    end
+  end
+  return here, others
+end
+
 local function write_reservation(key, name, row)
   redis.call('HSET', key, name, string.format('%d:%s:%d:%s', row.left, row.ends, row.total, row.life))
 end

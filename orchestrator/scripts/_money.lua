@@ -69,5 +69,5 @@ local function release_money(row, farm, run_prefix)
   local found = redis.call('HMGET', row, 'run', 'reserved_policy', 'reserved_verifier')
   if not (found[2] or found[3]) then return end
   redis.call('HDEL', row, 'reserved_policy', 'reserved_verifier')
-  move_money(farm, run_prefix .. found[1], -(tonumber(found[2] or '0') + tonumber(found[3] or '0')), 0)
+  for part = 2, 3 do move_money(farm, run_prefix .. found[1], -tonumber(found[part] or '0'), 0) end  -- their sum may round
 end

@@ -102,7 +102,7 @@ local function grant()
     redis.call('HSET', KEYS[8], 'reserved_policy', string.format('%.0f', policy),
                'reserved_verifier', string.format('%.0f', verifier), 'size', size,
                'rates', ARGV[7] .. ':' .. ARGV[8])
-    move_money(KEYS[13], run, policy + verifier, 0)
+    for _, part in ipairs({policy, verifier}) do move_money(KEYS[13], run, part, 0) end  -- as they are given back
   end
   if not queue then return 1 end
   redis.call('ZREM', KEYS[2], ARGV[1])

@@ -6,15 +6,14 @@
 --       8 who stepped back, 9 wake list of this batch
 -- ARGV: 1 default concurrency limit, 2 reservation id, 3 wanted, 4 life ms, 5 whether it waits in line (1 or 0),
 --       6 its name in line, 7 wake key prefix, 8 how long who stepped back is believed to come again, ms,
---       9 how many of the live slots take the jobs of other queues only
+--       9 queue of its jobs, 10 worker key prefix, 11 episode key prefix
 -- Returns: {1 reserved or 0 not, live slots that take its jobs, configured concurrency limit}
 local now = now_ms()
 local rows, reserved = read_reservations(KEYS[3], now)
-local slots = redis.call('ZCOUNT', KEYS[4], now, '+inf')
+local here, others = places_of_queue(ARGV[9], KEYS[4], KEYS[1], ARGV[10], ARGV[11], now)
 local limits = read_hash(KEYS[2])
 local limit, configured = allowed_concurrency(limits, ARGV[1])
 local wanted = tonumber(ARGV[3])
-local here = math.max(0, slots - ARGV[9])
 local possible = math.min(here, configured)
 if rows[ARGV[2]] then return {1, here, configured} end  -- asked again, since the answer was lost
 
@@ -32,7 +31,7 @@ if first and limit < needed and needed <= possible then
   -- who only reserves never comes to the creation whose turn it would be to try one more
   limit = probe_concurrency(KEYS[2], limits, ARGV[1], now, needed)
 end
-local fits = first and here >= wanted and math.min(slots, limit) >= needed
+local fits = first and math.min(here + others, limit) >= needed
 if fits then
   local ends = string.format('%.0f', now + ARGV[4])
   write_reservation(KEYS[3], ARGV[2], {left = wanted, ends = ends, total = wanted, life = ARGV[4]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from redis import Redis
@@ -17,7 +17,7 @@ from orchestrator.limiter import Admission, PermitAnswer
 from orchestrator.receipts import ReceiptFilter, Receipts
 from orchestrator.records import EpisodeSpec
 from orchestrator.rows import Lease
-from orchestrator.settings import Settings
+from orchestrator.settings import Budgets, Settings
 from orchestrator.spending import Spending, burn_picousd_per_hour
 from orchestrator.vocabulary import Outcome, Role
 from tests.support.bare_farm import a_receipt, a_spec, admit, farm_settings, intended, leased, opened_farm, stored
@@ -136,6 +136,20 @@ def test_a_large_budget_is_compared_to_the_last_pico_dollar(farm: Farm, redis: R
     assert ask(farm, spec) is PermitAnswer.GRANTED
     assert farm.budget.read(RUN).left_picousd == 0
     end(farm, (spec, lease))
+
+
+def test_a_price_beyond_what_a_double_holds_comes_back_whole(redis_url: str) -> None:
+    """A day of the largest sandbox at the highest price is more than 2**53 pico-dollars."""
+    prices: dict[str, Any] = {"vcpu_usd_per_second": 0.001, "gib_usd_per_second": 0.000999999999999}
+    day = Budgets(policy_lifetime_seconds=86_399, verifier_lifetime_seconds=3_599)
+    with opened_farm(redis_url, **prices, default_vcpus=128, default_memory_mb=131_071) as farm:
+        spec, lease = leased(farm, a_spec(budgets=day))
+        assert ask(farm, spec) is PermitAnswer.GRANTED
+        assert books(farm, None)[1] > 2**53
+        never_made = intended(farm, spec, lease)
+        farm.ledger.allocations.refused(never_made, lease.token, "refused")
+        farm.ledger.commit(a_receipt(spec), lease.token)
+        assert books(farm, None)[1] == 0
 
 
 def test_money_that_is_only_reserved_is_waited_for(farm: Farm, redis: Redis) -> None:

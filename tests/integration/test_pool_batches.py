@@ -11,12 +11,13 @@ from redis import Redis
 
 from orchestrator.errors import CapacityError, NeverFits, PlacesTaken
 from orchestrator.keys import Keys
+from orchestrator.limiter import Admission
 from orchestrator.pool import Pool
 from orchestrator.presence import WorkerRow
 from orchestrator.records import Script
 from orchestrator.settings import Settings
 from orchestrator.vocabulary import Outcome
-from tests.support.bare_farm import TASK, TinySlot, beat_slots, farm_settings, opened_farm
+from tests.support.bare_farm import TASK, TinySlot, a_receipt, admit, beat_slots, farm_settings, leased, opened_farm
 from tests.support.waiting import wait_until
 
 SCRIPT = Script(commands=("true",))
@@ -71,7 +72,7 @@ def test_places_are_kept_from_the_last_submission_on(pool: Pool, redis_url: str,
         assert left == "2", "the place is drawn with the permit"
 
 
-def test_slots_of_another_queue_are_no_places_of_this_one(pool: Pool, redis_url: str) -> None:
+def test_slots_of_another_queue_are_no_places_of_this_one(pool: Pool, redis_url: str, redis: Redis) -> None:
     """A farm's queues share its limit; an episode is taken by the workers of its own only."""
     with opened_farm(redis_url, concurrency_limit=4) as farm:
         beat_slots(farm, 2)
@@ -80,8 +81,29 @@ def test_slots_of_another_queue_are_no_places_of_this_one(pool: Pool, redis_url:
         assert farm.limiter.capacity().live_slots == pool.capacity().live_slots + 2 == 4
         with pytest.raises(NeverFits, match="2 slots are live: add 1 worker"):
             pool.reserve(3)
+        theirs, lease = leased(farm)
+        assert admit(farm, theirs.episode_id) is Admission.GRANTED
+        assert pool.capacity().free == 1, "it holds a slot of ours"
+        with pytest.raises(PlacesTaken, match="2 places wanted, 1 free now"):
+            pool.reserve(2)
+        redis.hset(Keys.episode(theirs.episode_id), "queue", "other")
+        assert (pool.capacity().permits, pool.capacity().free) == (1, 2), "it holds one of theirs"
         with pool.reserve(2):
-            pass
+            assert pool.capacity().free == 0
+        farm.ledger.commit(a_receipt(theirs), lease.token)
+
+
+def test_other_queues_workers_may_leave_while_a_batch_waits(pool: Pool, redis_url: str) -> None:
+    with opened_farm(redis_url, concurrency_limit=4) as farm:
+        beat_slots(farm, 2)
+        other = WorkerRow("worker-other", "here", 1, "running", 2, "http://127.0.0.1:1", queue="other")
+        farm.presence.beat_worker(other, ["worker-other-1", "worker-other-2"])
+        held = pool.reserve(1)
+        gone = ("worker-other", ["worker-other-1", "worker-other-2"])
+        threading.Timer(0.2, farm.presence.remove_worker, gone).start()
+        threading.Timer(0.4, held.release).start()
+        with pool.reserve(2, wait_seconds=10):
+            assert pool.capacity().reserved == 2
 
 
 @pytest.mark.parametrize("count", [0, -1])
