@@ -76,13 +76,19 @@ def read(farm: Farm) -> FarmReading:
         counters=cast("dict[str, str]", farm.redis.hgetall(Keys.COUNTERS)),
         running=tuple(farm.ledger.allocations.running()),
         limiter=farm.limiter.read(),
-        queues=farm.queue.depths(),
+        queues=_in_use(farm),
         slots=tuple(farm.presence.live_slots()),
         leased=farm.redis.zcard(Keys.LEASES),
         budget=farm.budget.read(),
         not_settled=farm.ledger.unresolved.counts(),
         reconciled_at=farm.ledger.unresolved.reconciled_at(),
     )
+
+
+def _in_use(farm: Farm) -> dict[str, int]:
+    """How many episodes wait, by queue: ours, and others that have any or that a worker serves; RQ forgets no name."""
+    served = {farm.settings.queue, *(row.queue for row in farm.presence.workers())}
+    return {name: waiting for name, waiting in farm.queue.depths().items() if waiting or name in served}
 
 
 def registry_of(reading: FarmReading | None) -> CollectorRegistry:

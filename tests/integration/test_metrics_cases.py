@@ -15,8 +15,9 @@ from orchestrator.errors import ConcurrencyLimited, RateLimited
 from orchestrator.farm import Farm
 from orchestrator.limiter import Admission
 from orchestrator.pool import Pool
+from orchestrator.presence import WorkerRow
 from orchestrator.provider import CreateRequest, Sandbox
-from orchestrator.vocabulary import Outcome
+from orchestrator.vocabulary import Outcome, job_id
 from orchestrator.web import create_app
 from tests.support.bare_farm import a_receipt, a_spec, admit, beat_slots, expire, farm_of, farm_settings, leased
 from tests.support.creators import create
@@ -126,6 +127,14 @@ def test_a_label_set_that_is_gone_leaves_no_ghost(redis_url: str) -> None:
         farm.budget.set(None)
         assert "farm_budget_usd{kind=limit}" not in scrape(farm)
         assert "farm_queue_episodes{queue=first}" in found
+        spec = a_spec()
+        farm.queue.named("third").enqueue(spec)
+        assert scrape(farm)["farm_queue_episodes{queue=third}"] == 1
+        farm.queue.named("third").withdraw(job_id(spec.episode_id, 1))
+        assert "farm_queue_episodes{queue=third}" not in scrape(farm), "nobody serves it, nothing waits in it"
+        farm.presence.beat_worker(WorkerRow("worker-3", "here", 1, "running", 2, "-", "third"), ["worker-3-1"])
+        assert scrape(farm)["farm_queue_episodes{queue=third}"] == 0
+        farm.presence.remove_worker("worker-3", ["worker-3-1"])
     with farm_of(farm_settings(redis_url, queue="second")) as farm:
         queues = [name for name in scrape(farm) if name.startswith("farm_queue_episodes")]
     assert queues == ["farm_queue_episodes{queue=second}"]
