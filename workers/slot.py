@@ -112,6 +112,9 @@ class SlotWorker(Worker):
 
     def teardown(self) -> None:
         """Say goodbye once: when Redis has gone too, RQ's own rows expire by themselves."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.dismiss()
         make_impatient(self.connection)
         try:
             super().teardown()  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import select
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -57,6 +58,12 @@ class SpareHorse:
         finally:
             os.close(self._writer)
         return True
+
+    def dismiss(self) -> None:
+        """End it: there will be no order."""
+        os.close(self._writer)
+        os.kill(self.pid, signal.SIGKILL)  # not by the closed pipe alone: who was forked since has a copy of it
+        os.waitpid(self.pid, 0)
 
 
 def _stand_by(reader: int, warm: Callable[[], None], run: Callable[[Order], None]) -> None:

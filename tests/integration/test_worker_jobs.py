@@ -259,7 +259,7 @@ def test_a_job_that_is_swapped_after_the_slot_has_looked_runs_nothing(
         slot = os.getpid()
         monkeypatch.setattr("workers.slot.refuse", look)
         if not ready:
-            monkeypatch.setattr("workers.spare.SpareHorse.start", lambda *_: False)
+            monkeypatch.setattr("workers.spare.SpareHorse.start", lambda spare, order: spare.dismiss())
         worker = SlotWorker([queue], name=f"swapped-{ready}", connection=connection, serializer=JSONSerializer)
         worker.work(burst=True, with_scheduler=False)
         assert not marker.exists()

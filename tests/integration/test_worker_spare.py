@@ -51,6 +51,15 @@ def test_a_spare_that_is_wanted_at_once_does_not_warm_up_first(notes: Path) -> N
     assert notes.read_text() == "e-1-a1 x-1\n"
 
 
+def test_a_spare_that_is_dismissed_is_gone_at_once(notes: Path) -> None:
+    spare = _spare(notes)
+    _spare(notes).dismiss()  # it has a copy of the first one's pipe
+    spare.dismiss()
+    assert _gone(spare.pid)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(spare.pid, 0)
+
+
 def test_a_dead_spare_says_so_and_is_reaped(notes: Path) -> None:
     spare = _spare(notes)
     os.kill(spare.pid, signal.SIGKILL)
