@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -207,14 +207,16 @@ class Limiter:
     @contextmanager
     def _leaving(self, name: str, reservation_id: str | None = None) -> Iterator[None]:
         """Give up the place in line and what was reserved when the wait fails; without Redis both end by themselves."""
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._give_up, name, reservation_id)
             yield
-        except BaseException:
-            with suppress(RedisError):
-                self.leave(name)
-                if reservation_id is not None:
-                    self.release_reservation(reservation_id)
-            raise
+            undo.pop_all()
+
+    def _give_up(self, name: str, reservation_id: str | None) -> None:
+        with suppress(RedisError):
+            self.leave(name)
+            if reservation_id is not None:
+                self.release_reservation(reservation_id)
 
     def leave(self, name: str) -> None:
         """Give up a place in line, of an episode or of a batch."""

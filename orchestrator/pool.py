@@ -218,7 +218,9 @@ class Pool:
             self._renew(reservation, spec.episode_id)
         if drive is Drive.REMOTE:
             self._beat()
-        episode = self._begun[spec.episode_id] = self._handle(spec)
+        episode = self._handle(spec)
+        with self._keeping:
+            self._begun[spec.episode_id] = episode
         if not self.ledger.open(spec) and (row := self.ledger.row(spec.episode_id)) is not None:
             spec, episode = row.spec, self._handle(row.spec)
         self._queue.enqueue(spec)
@@ -304,15 +306,15 @@ class Pool:
 
     def close(self) -> None:
         """Cancel this pool's open remote episodes and stop its heartbeat. Can be called again."""
-        begun = list(self._begun.values())  # whatever drives them: nobody waits for them
-        for episode in [*self._kept(), *begun]:
-            if episode.remote or episode in begun:
-                try:
-                    episode.cancel()
-                except (FarmError, RedisError) as error:
-                    logger.error("not cancelled: %s", error, extra={"episode": episode.episode_id})
-                    if isinstance(error, RedisUnavailable | RedisError):
-                        break  # ten seconds for each of them would not bring it back: they end as trainer_lost
+        with self._keeping:
+            begun = list(self._begun.values())
+        for episode in [*(it for it in self._kept() if it.remote), *begun]:  # begun: whatever drives them
+            try:
+                episode.cancel()
+            except (FarmError, RedisError) as error:
+                logger.error("not cancelled: %s", error, extra={"episode": episode.episode_id})
+                if isinstance(error, RedisUnavailable | RedisError):
+                    break  # ten seconds for each of them would not bring it back: they end as trainer_lost
         self._stop.set()
         if self._beating is not None:
             self._beating.join()

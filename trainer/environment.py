@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal
 
@@ -235,14 +235,15 @@ class RemoteEpisodes:
 
         self._batch = Batch(size, reserve or self.reserve, group_of)
         self._in_block = True
-        try:
+        with ExitStack() as ending, ExitStack() as undo:
+            ending.callback(self._end_block)
+            undo.callback(self.cancel)
             yield
-        except BaseException:
-            self.cancel()
-            raise
-        finally:
-            self._in_block = False
-            self._end_batch()
+            undo.pop_all()
+
+    def _end_block(self) -> None:
+        self._in_block = False
+        self._end_batch()
 
     def reserve(self, count: int) -> Reservation:
         """Places for `count` episodes, all or nothing.

@@ -23,7 +23,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -238,14 +238,12 @@ class FarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc, unused-ignore] # TRL i
     @contextmanager
     def _threads(self, count: int) -> Iterator[ThreadPoolExecutor]:
         """One thread an episode; when the block fails their episodes are cancelled, or they would be waited for."""
-        executor = ThreadPoolExecutor(max(1, count), thread_name_prefix="episode")
-        try:
+        with ExitStack() as ending, ExitStack() as undo:
+            executor = ThreadPoolExecutor(max(1, count), thread_name_prefix="episode")
+            ending.callback(executor.shutdown, cancel_futures=True)
+            undo.callback(self._episodes.cancel)
             yield executor
-        except BaseException:
-            self._episodes.cancel()
-            raise
-        finally:
-            executor.shutdown(cancel_futures=True)
+            undo.pop_all()
 
     def _mode(self) -> str:
         return "train" if self.model.training else "eval"

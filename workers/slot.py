@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import signal
-import traceback
 from collections.abc import Iterable
 from contextlib import suppress
 from types import FrameType
@@ -80,8 +79,7 @@ class SlotWorker(Worker):
         """Log what a job raised, with its traceback. RQ's own adds the arguments: of ours, what a task keeps from its
         policy and the environment that it gives its sandboxes, which may be secret. There are no other handlers.
         """
-        text = "".join(traceback.format_exception(*exc_info))
-        self.log.error("job %s: exception raised while executing\n%s", job.id, text)
+        self.log.error("job %s: exception raised while executing", job.id, exc_info=exc_info)
 
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None

@@ -45,9 +45,8 @@ def terminus(
     from orchestrator.settings import load_settings
 
     stop_as_ctrl_c_does()
-    if (
-        signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    ):  # the server itself ends in order at SIGTERM and SIGINT only
+    # the server itself ends in order at SIGTERM and SIGINT only
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     settings = load_settings()
     start_logging(settings)
